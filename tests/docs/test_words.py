@@ -62,7 +62,6 @@ AREAS = {
 
 DIRTY = {
     "postgres": {"words", "classes"},
-    "filemem": {"words", "names", "classes"},
     "service": {"words", "classes"},
     "worker": {"words", "classes"},
     "pipe": {"words", "classes"},

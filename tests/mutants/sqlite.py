@@ -1,9 +1,10 @@
-"""Bugs in the statements of the file store, and in what stands between them."""
+"""Bugs in the statements of the file store, and in the code between them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from holdfast.core.codes import LEASED
 from holdfast.core.job import Job
 from tests.mutants.planting import Bug, Planted, mutant
 
@@ -26,7 +27,7 @@ def completion_without_the_deadline_check(bug: Bug) -> None:
 @mutant("CANCEL-1", "LEASE-1", stores=FILE)
 def completion_without_the_state_check(bug: Bug) -> None:
     """A process that leased a job completes it, although it was canceled or reaped by another."""
-    bug.sql("save_completed", "AND state = 4", "")
+    bug.sql("save_completed", f"AND state = {LEASED}", "")
     bug.sql("save_completed", "AND deadline > ?1", "")
 
 
@@ -114,13 +115,13 @@ def trimming_leaves_no_mark(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=FILE)
 def a_tenant_is_judged_by_the_whole_log(bug: Bug) -> None:
-    """Who comes from before the oldest event is told of a gap, though none of its own events went."""
+    """A reader from before the oldest event gets a gap, although none of its own tenant's events is gone."""
     bug.sql("cut_of", "SELECT n FROM cuts WHERE tenant = ?", "SELECT trimmed FROM counters WHERE ? != ''")
 
 
 @mutant("EVENT-2", stores=FILE)
 def what_survives_of_a_chunk_gets_another_offset(bug: Bug) -> None:
-    """The check value of a chunk that was cut in two is made anew."""
+    """The check value of a chunk that was cut in two is computed again."""
 
     def chunk_row(original: Planted, first: int, events: Any, mark: int | None = None) -> Any:
         del mark

@@ -226,7 +226,7 @@ async def stop_at(directory, point):
     say("done")
 
 
-# Offers ----------------------------------------------------------------------------------------------------------
+# Waiters ---------------------------------------------------------------------------------------------------------
 
 
 async def enqueue_and_die(directory, options, point):
@@ -239,8 +239,8 @@ async def enqueue_and_die(directory, options, point):
 async def wait_for_jobs(directory, options, limit):
     """Wait as a worker with room for `limit`, and say what comes."""
     async with opened(directory, options) as store:
-        post = store.open_inbox(lambda claimed, _: [say(job.id) for job in claimed.jobs])
-        await post.claim(wish(limit))
+        inbox = store.open_inbox(lambda claimed, _: [say(job.id) for job in claimed.jobs])
+        await inbox.claim(wish(limit))
         say("waiting")
         await asyncio.to_thread(wait_for_word)
 
@@ -248,8 +248,8 @@ async def wait_for_jobs(directory, options, limit):
 async def wait_with_a_fork(directory):
     """Wait as a worker, beside a fork of this process that lives on."""
     store = await open_at(directory)
-    post = store.open_inbox(lambda *_: None)
-    await post.claim(wish(5))
+    inbox = store.open_inbox(lambda *_: None)
+    await inbox.claim(wish(5))
     if os.fork() == 0:
         say(os.getpid())  # It has let go of what is its parent's.
         signal.pause()
@@ -271,7 +271,7 @@ async def listen(directory, hints):
 
 
 async def use_after_fork(directory):
-    """Fork with the store open, listening and at work; the child of the fork uses it, closes it and opens it anew."""
+    """Fork with the store open, listening and at work; the child of the fork uses it, closes it and opens it again."""
     store = await open_at(directory)
     heard = asyncio.Event()
     store.listen(lambda _: heard.set(), [Hint.READY])

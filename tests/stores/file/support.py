@@ -42,7 +42,7 @@ def number_of(event):
 
 
 def payload_of(id_):
-    """A payload that can be told from its job's id; some are large enough to stand in a table of their own."""
+    """A payload derived from its job's id. Some are too large for the row, and are in `payloads`."""
     return id_.encode() * (300 if sum(id_.encode()) % 4 == 0 else 1)
 
 

@@ -1,4 +1,4 @@
-"""Forks: the child is told that the store is its parent's, takes nothing from it, and can open it anew."""
+"""Forks: a child cannot use the store of its parent, takes nothing from it, and can open it again."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ async def test_a_failure_of_the_disk_fails_the_whole_group_and_nothing_else(stor
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(answer, StoreError) for answer in answers)
     assert look(directory, "SELECT count(*) FROM jobs") == [(0,)]
-    # The lane that was rolled back is made anew, not remembered.
+    # The lane that was rolled back is created again, not cached.
     await store.enqueue([new("1", queue="fresh")])
     assert (await store.get([key("1", queue="fresh")]))[0].state == "ready"
     assert [number_of(event) for event in await all_events(store)] == [1]
@@ -330,7 +330,7 @@ async def test_an_opening_that_is_canceled_while_it_waits_leaves_nothing_behind(
                 await open_at(directory)
         child.go_on()
         child.ends()
-    async with opened(directory) as store:  # Behind the one that nobody wants any more.
+    async with opened(directory) as store:  # After the opening that was given up.
         await store.enqueue([new("1")])
     await asyncio.to_thread(_until, lambda: not threads() and not open_files(directory))
 

@@ -1,4 +1,4 @@
-"""Jobs handed over between processes: whoever dies in between costs no attempt, and nobody waits for the dead."""
+"""Direct hand-off between processes: a process that dies in between costs no attempt."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LEASE = 600_000
 async def waiting(store, limit=1):
     """A worker that waits; what it was handed."""
     jobs = []
-    post = store.open_inbox(lambda claimed, _: jobs.extend(claimed.jobs))
-    await post.claim(wish(limit))
+    inbox = store.open_inbox(lambda claimed, _: jobs.extend(claimed.jobs))
+    await inbox.claim(wish(limit))
     try:
-        yield post, jobs
+        yield inbox, jobs
     finally:
-        await post.close()
+        await inbox.close()
 
 
 async def states(store, *ids):
@@ -59,16 +59,16 @@ async def complete_all(store, jobs):
 
 
 async def test_a_job_whose_enqueuer_is_killed_before_it_hands_it_over_is_released_with_its_attempt(directory):
-    async with opened(directory, CLOCK) as store, waiting(store) as (post, jobs):
+    async with opened(directory, CLOCK) as store, waiting(store) as (inbox, jobs):
         with Child("enqueue_and_die", directory=directory, options=CLOCK, point="file.after_commit") as child:
             child.dies()
         assert await states(store, "1") == [JobState.LEASED]
-        missed = await post.claim(wish(1))
+        missed = await inbox.claim(wish(1))
         assert (missed.jobs, missed.next_at) == ([], missed.now + RECHECK_MS)
-        (again,) = (await post.claim(wish(1))).jobs
+        (again,) = (await inbox.claim(wish(1))).jobs
         assert (again.id, again.attempts) == ("1", 1)
         assert [event.kind for event in await all_events(store)] == ["enqueued", "claimed", "released", "claimed"]
-        await post.claim(wish(1))  # The worker goes on.
+        await inbox.claim(wish(1))  # The worker goes on.
         async with opened(directory, CLOCK) as other:
             await other.enqueue([new("2")])
         await eventually(lambda: [job.id for job in jobs] == ["2"])
@@ -85,12 +85,12 @@ async def test_a_worker_that_leaves_releases_what_never_came(directory):
 
 
 async def test_what_came_is_not_released_though_its_enqueuer_died_right_after_it(directory):
-    async with opened(directory, CLOCK) as store, waiting(store, limit=3) as (post, jobs):
+    async with opened(directory, CLOCK) as store, waiting(store, limit=3) as (inbox, jobs):
         with Child("enqueue_and_die", directory=directory, options=CLOCK, point="file.after_sending") as child:
             child.dies()
-        assert (await post.claim(wish(3), 2)).jobs == []
+        assert (await inbox.claim(wish(3), 2)).jobs == []
         assert [job.id for job in jobs] == ["1"]
-        assert (await post.claim(wish(3), 2)).jobs == []
+        assert (await inbox.claim(wish(3), 2)).jobs == []
         assert await states(store, "1") == [JobState.LEASED]
         await complete_all(store, jobs)
         assert await states(store, "1") == [JobState.COMPLETED]
@@ -106,7 +106,7 @@ async def test_an_enqueuer_killed_before_its_commit_took_nothing(directory):
         await eventually(lambda: [job.id for job in jobs] == ["2"])
 
 
-async def test_a_worker_killed_after_a_hand_over_gets_nothing_more(directory):
+async def test_a_worker_killed_after_a_hand_off_gets_nothing_more(directory):
     async with opened(directory, CLOCK) as store:
         with Child("wait_for_jobs", directory=directory, options=CLOCK, limit=5) as child:
             assert await child.heard() == "waiting"
@@ -115,7 +115,7 @@ async def test_a_worker_killed_after_a_hand_over_gets_nothing_more(directory):
             child.kill()
         await store.enqueue([new("2")])
         assert await states(store, "1", "2") == [JobState.LEASED, JobState.READY]
-        assert names_in(directory / "posts") == []
+        assert names_in(directory / "inboxes") == []
         await comes_back(store, "1")
 
 
@@ -157,7 +157,7 @@ async def test_a_fork_of_a_killed_worker_is_not_taken_for_it(directory):
 # What goes wrong -----------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_not_committed_is_not_handed_over(directory):
+async def test_what_was_not_committed_is_not_handed_off(directory):
     def fail(name):
         if name == "file.before_commit":
             failpoint.install(None)
@@ -173,9 +173,9 @@ async def test_what_was_not_committed_is_not_handed_over(directory):
         assert await store.get([key("1")]) == [None]
 
 
-async def test_a_call_that_fails_beside_others_hands_nothing_over(directory):
+async def test_a_call_that_fails_beside_others_hands_nothing_off(directory):
     def broken(t):
-        t.hand_over(*_made(t, new("broken")), t.lane("acme", "mail"))
+        t.hand_off(*_made(t, new("broken")), t.lane("acme", "mail"))
         raise ZeroDivisionError
 
     async with opened(directory) as store, waiting(store, 2) as (_, jobs):
@@ -191,25 +191,25 @@ def _made(t, item):
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 8, b"\0\0\0\5\0\0\0\0ab", b"\xff" * 5000, b"\x7f" + b"\0" * 5000])
-async def test_a_damaged_book_of_offers_is_an_empty_one(directory, damage):
-    async with opened(directory) as store, waiting(store) as (post, jobs):
-        (directory / "offers").write_bytes(damage)
+async def test_a_damaged_table_of_waiters_is_an_empty_one(directory, damage):
+    async with opened(directory) as store, waiting(store) as (inbox, jobs):
+        (directory / "waiters").write_bytes(damage)
         async with opened(directory) as other:
             await other.enqueue([new("1")])
             assert await states(store, "1") == [JobState.READY]
-            assert [job.id for job in (await post.claim(wish(2))).jobs] == ["1"]
+            assert [job.id for job in (await inbox.claim(wish(2))).jobs] == ["1"]
             await other.enqueue([new("2")])
         await eventually(lambda: [job.id for job in jobs] == ["2"])
 
 
 async def test_a_large_job_goes_by_a_claim(directory):
-    async with opened(directory) as store, opened(directory) as other, waiting(store, 3) as (post, jobs):
+    async with opened(directory) as store, opened(directory) as other, waiting(store, 3) as (inbox, jobs):
         heard = asyncio.Event()
         store.listen(lambda _: heard.set(), {Hint.READY})
         large = {"large": b"x" * (rows.SMALL + 1)}
         await other.enqueue([new("large", large["large"])])
         await asyncio.wait_for(heard.wait(), 60)
-        assert [job.envelope.payload for job in (await post.claim(wish(3))).jobs] == [large["large"]]
+        assert [job.envelope.payload for job in (await inbox.claim(wish(3))).jobs] == [large["large"]]
         await other.enqueue([new("head", headers={"h": "x" * 5000})])
         assert await states(store, "head") == [JobState.READY]
         assert jobs == []
@@ -220,31 +220,31 @@ async def test_a_large_job_goes_by_a_claim(directory):
 
 async def test_the_next_worker_clears_away_what_dead_ones_left(directory):
     async with opened(directory) as store, waiting(store):
-        (mine,) = names_in(directory / "posts")
+        (mine,) = names_in(directory / "inboxes")
         for name in ("old", "new", mine):
             with contextlib.suppress(FileExistsError):
-                os.mkfifo(directory / "posts" / name)
+                os.mkfifo(directory / "inboxes" / name)
             if name != "new":
-                os.utime(directory / "posts" / name, (1, 1))
+                os.utime(directory / "inboxes" / name, (1, 1))
         async with waiting(store):
-            assert {"new", mine} < set(names_in(directory / "posts"))
-            assert "old" not in names_in(directory / "posts")
+            assert {"new", mine} < set(names_in(directory / "inboxes"))
+            assert "old" not in names_in(directory / "inboxes")
 
 
 async def test_a_handle_that_closes_takes_its_places_along(directory):
     async with opened(directory) as store:
         twin = await store.sibling()
-        post = twin.open_inbox(lambda *_: None)
-        await post.claim(wish(5))
+        inbox = twin.open_inbox(lambda *_: None)
+        await inbox.claim(wish(5))
         await twin.close()
         await store.enqueue([new("1")])
         assert await states(store, "1") == [JobState.READY]
-        assert names_in(directory / "posts") == []
-        await post.close()
+        assert names_in(directory / "inboxes") == []
+        await inbox.close()
     assert threads() == []
 
 
-async def test_a_job_that_was_handed_over_is_completed_as_one_that_was_claimed(directory):
+async def test_a_job_that_was_handed_off_is_completed_as_one_that_was_claimed(directory):
     async with opened(directory) as store, opened(directory) as other, waiting(store) as (_, jobs):
         await other.enqueue([new("1")])
         await eventually(lambda: jobs)
@@ -256,9 +256,9 @@ async def test_a_job_that_was_handed_over_is_completed_as_one_that_was_claimed(d
 async def test_what_cannot_be_read_is_skipped_and_the_next_is_taken(directory):
     """Of another version, say: its lease runs out."""
     async with opened(directory) as store, waiting(store, 3) as (_, jobs):
-        (name,) = names_in(directory / "posts")
+        (name,) = names_in(directory / "inboxes")
         strange = msgpack.encode(["of", "another", "version"])
-        with (directory / "posts" / name).open("wb", buffering=0) as fifo:
+        with (directory / "inboxes" / name).open("wb", buffering=0) as fifo:
             fifo.write(LENGTH.pack(len(strange)) + strange)
         async with opened(directory) as other:
             await other.enqueue([new("1")])
@@ -266,7 +266,7 @@ async def test_what_cannot_be_read_is_skipped_and_the_next_is_taken(directory):
 
 
 async def test_a_lease_that_has_run_out_comes_before_what_is_new(directory):
-    """It is not handed over past it: a claim ends that lease first. [LEASE-3]"""
+    """It is not handed off past it: a claim ends that lease first. [LEASE-3]"""
     async with opened(directory, CLOCK) as store:
         await store.enqueue([new("old")])
         await store.claim(wish(1))
@@ -290,7 +290,7 @@ def test_a_worker_whose_loop_is_gone_is_handed_nothing(directory):
         store = await open_at(directory)
         await asyncio.to_thread(asyncio.run, wait_and_go())
         await store.enqueue([new("1")])
-        assert names_in(directory / "posts") == []
+        assert names_in(directory / "inboxes") == []
         assert await states(store, "1") == [JobState.READY]
         store._engine.leave()
         await store.close()
@@ -301,13 +301,13 @@ def test_a_worker_whose_loop_is_gone_is_handed_nothing(directory):
 
 async def test_a_fork_that_closes_what_it_inherited_leaves_it_to_its_parent(directory):
     async with opened(directory) as store, waiting(store):
-        before = names_in(directory / "posts")
+        before = names_in(directory / "inboxes")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # That threads are running: that is what is tried.
             child = os.fork()
         if child == 0:
-            for post in store._posts:
-                post.end()
+            for inbox in store._inboxes:
+                inbox.end()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0  # noqa: ASYNC222 - it ends at once
-        assert names_in(directory / "posts") == before
+        assert names_in(directory / "inboxes") == before

@@ -62,7 +62,7 @@ async def test_single_commits_overwrite_what_is_there(directory):
 async def test_a_program_that_writes_little_leaves_the_log_as_it_is(directory):
     async with opened(directory) as store:
         await _fill(store, 3)
-        assert _log(directory).stat().st_size < wal.LEAST
+        assert _log(directory).stat().st_size < wal.MIN_SIZE
 
 
 async def test_what_was_acknowledged_is_there_after_a_crash(killed):
@@ -111,20 +111,20 @@ async def test_a_disk_that_has_no_room_for_zeros_takes_jobs(directory, monkeypat
 
 
 async def test_a_store_that_was_made_anew_keeps_its_own_log(directory, tmp_path):
-    """Whoever still has the old one open is refused, and must not touch the log of the new one."""
+    """A process that still has the old one open is refused, and must not write to the log of the new one."""
     async with opened(directory) as old:
         await _fill(old, 10)
         directory.rename(tmp_path / "moved")
         async with opened(directory) as store:
             await store.enqueue([new(f"{n}") for n in range(1000)])  # A batch: its log is left as long as it is.
             size = _log(directory).stat().st_size
-            assert size > wal.LEAST
+            assert size > wal.MIN_SIZE
             assert size % wal.STEP
             for n in range(20):
                 with pytest.raises(StoreMismatch, match="removed or replaced"):
                     await old.enqueue([new(f"{n}")])
-            old._engine._log.is_short()
-            old._engine._lengthen_log()
+            old._engine._wal.is_short()
+            old._engine._extend_wal()
             assert _log(directory).stat().st_size == size
 
 

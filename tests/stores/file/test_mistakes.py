@@ -34,10 +34,10 @@ async def test_a_database_that_was_replaced_is_neither_read_nor_written_by_those
     await other.close()
     (tmp_path / "other" / "holdfast.db").replace(tmp_path / "data" / "holdfast.db")
     for act in (store.get([JobKey("acme", "q", "a")]), store.stats("acme"), store.events(None, None, 10)):
-        with pytest.raises(StoreMismatch, match="start this process anew"):
+        with pytest.raises(StoreMismatch, match="restart this process"):
             await act
     worker = Worker(Queue(store=store, tenant="acme"), handler=print)
-    with pytest.raises(StoreMismatch, match="start this process anew"):
+    with pytest.raises(StoreMismatch, match="restart this process"):
         await worker.run(signals=False)
     await store.close()
 

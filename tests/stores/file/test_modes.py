@@ -75,7 +75,7 @@ AS_NOBODY = """
 import fcntl, os, sys
 os.setgid(65534)
 os.setuid(65534)
-for name in ("", "/holdfast.db", "/holdfast.db-wal", "/lock", "/offers"):
+for name in ("", "/holdfast.db", "/holdfast.db-wal", "/lock", "/waiters"):
     try:
         descriptor = os.open(sys.argv[1] + name, os.O_RDONLY)
         if name:

@@ -182,8 +182,8 @@ def _older(path):
         (_foreign, "another program"),
         (_foreign_without_id, "another program"),
         (_foreign_wal, "another program"),
-        (_text, "not SQLite"),
-        (_short_text, "not SQLite"),
+        (_text, "not a SQLite file"),
+        (_short_text, "not a SQLite file"),
         (_a_header_alone, "shorter than its header"),
         (_truncated, "shorter than its header"),
         (_newer, "newer Holdfast"),
@@ -332,7 +332,7 @@ async def _filled(directory):
 @pytest.mark.parametrize("place", ["file", "file/below", "file/far/below"])
 async def test_a_place_that_is_a_file_or_below_one_is_unavailable(tmp_path, place):
     (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(StoreUnavailable, match="cannot make"):
+    with pytest.raises(StoreUnavailable, match="cannot create"):
         await open_at(tmp_path / place)
     assert (tmp_path / "file").read_text() == "not a directory"
 
@@ -408,17 +408,17 @@ async def test_the_last_mount_on_a_point_is_the_one_that_counts(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    "told, kind",
+    "output, kind",
     [
         ("/dev/disk3s1 on / (apfs, sealed, local, read-only, journaled)\n/dev/disk9 on {at} (apfs, local)\n", "apfs"),
         ("/dev/disk3s1 on / (apfs, local)\n//guest@nas on {at} (smbfs, nodev, nosuid)\n", "smbfs"),
         ("", ""),
     ],
 )
-def test_where_there_is_no_proc_the_mount_command_tells(tmp_path, monkeypatch, told, kind):
+def test_where_there_is_no_proc_the_mount_command_says_it(tmp_path, monkeypatch, output, kind):
     _mount(monkeypatch, None)
     mount = tmp_path / "mount"
-    mount.write_text(f"#!/bin/sh\ncat <<'END'\n{told.format(at=tmp_path)}END\n")
+    mount.write_text(f"#!/bin/sh\ncat <<'END'\n{output.format(at=tmp_path)}END\n")
     mount.chmod(0o755)
     monkeypatch.setattr(database, "MOUNT", str(mount))
     assert database.file_system(tmp_path / "store") == kind

@@ -96,7 +96,7 @@ async def test_a_duplicate_leaves_no_second_payload(directory, large):
 
 
 async def test_a_long_batch_with_ids_that_are_there_is_taken_item_by_item(directory):
-    # So many jobs are added by statements for many at once, and the rest one by one.
+    # Most of these jobs are inserted many at a time, the rest one by one.
     async with opened(directory) as store:
         await store.enqueue([new("7"), new("205")])
         answers = await store.enqueue([new(f"{n}", payload_of(f"{n}")) for n in range(210)])

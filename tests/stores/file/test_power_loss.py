@@ -150,6 +150,6 @@ async def test_only_jobs_that_were_acknowledged_without_a_flush_are_lost(tmp_pat
     # The control: a test that cannot fail proves nothing. None is what the store asks for itself.
     machine = Machine(tmp_path, SEED)
     disk = machine.live(300, 300, synchronous=synchronous, checkpoints=[4000])
-    told = [n + 1 for n, record in enumerate(disk.records) if record.kind == "note"]
-    broken = await machine.broken_by_cut(disk, told[-1])
+    noted = [n + 1 for n, record in enumerate(disk.records) if record.kind == "note"]
+    broken = await machine.broken_by_cut(disk, noted[-1])
     assert any("lost" in finding for finding in broken) == (synchronous is not None)

@@ -188,7 +188,7 @@ async def _goes_on(store, held):
 
 @contextlib.contextmanager
 def _waiting_and_stuck(directory):
-    """A process that has the store open, and another that stands in a commit."""
+    """A process that has the store open, and another that is stopped in a commit."""
     with Child("enqueue", directory=directory, ids=["waited"]) as waiting:
         assert waiting.says() == "open"
         with Child("stop_at", directory=directory, point="file.before_commit") as stuck:

@@ -7,6 +7,7 @@ import hashlib
 import re
 import sqlite3
 
+from holdfast.core import codes
 from holdfast.core.job import JobState
 from holdfast.stores.file import database, rows
 from holdfast.stores.file.sql import SCHEMA
@@ -22,10 +23,10 @@ async def test_a_new_database_says_who_made_it_and_in_which_version(directory):
     assert look(directory, "PRAGMA journal_mode") == [("wal",)]
 
 
-def test_whoever_changes_the_schema_raises_its_version():
-    """No database of version 4 is read by anything that expects other tables. Comments are no part of the tables."""
+def test_a_change_of_the_schema_raises_its_version():
+    """Code that expects other tables refuses a database of version 5. Comments are not part of the tables."""
     tables = " ".join(re.sub(r"--[^\n]*", "", SCHEMA).split())
-    assert (database.SCHEMA_VERSION, hashlib.sha256(tables.encode()).hexdigest()[:16]) == (4, "05e8ff5d366a30bf")
+    assert (database.SCHEMA_VERSION, hashlib.sha256(tables.encode()).hexdigest()[:16]) == (5, "05e8ff5d366a30bf")
 
 
 async def test_a_database_is_laid_out_as_the_schema_says(directory):
@@ -53,7 +54,7 @@ async def test_a_database_of_another_process_of_this_version_opens_with_all_that
 
 
 def test_the_numbers_of_the_states_are_part_of_the_file():
-    assert rows.CODES == {
+    assert codes.STATE_CODES == {
         JobState.BLOCKED: 0, JobState.SCHEDULED: 1, JobState.READY: 2, JobState.RETRYING: 3,
         JobState.LEASED: 4, JobState.COMPLETED: 5, JobState.FAILED: 6, JobState.CANCELED: 7,
     }  # fmt: skip

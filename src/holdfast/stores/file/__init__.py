@@ -2,14 +2,18 @@
 
 The parts:
 
-    database    the file: created whole, checked before it is touched, opened with the settings that make it durable
-    modes       who may read and write the files
-    engine      one writer thread that commits in groups, one lock between processes, readers beside it
-    wakeup      hints to other processes, by FIFOs in the directory
-    rows        rows to jobs and back
-    transaction what every change is made of: counters, lanes, jobs, events
+    database       the file: created atomically, checked before it is used, opened with durable settings
+    modes          which users may read and write the files
+    wal            keeps the write-ahead log long enough that single commits flush fast
+    engine         one writer thread that commits in groups, one lock between processes, concurrent readers
+    notifications  hints to other processes, through FIFOs in the directory
+    subscribers    the listeners of this process
+    waiters        the workers that wait for a job, in all processes
+    handoff        direct hand-off to a waiting worker
+    rows, sql      rows to jobs and back, and the statements
+    transaction    the parts of every change: counters, lanes, jobs, events
     changes, claims, upkeep, trimming, reads        the operations
-    store       the `Store` face
+    store          the class that implements `Store`
 """
 
 from __future__ import annotations
@@ -20,10 +24,10 @@ from holdfast.stores.file.store import FileStore
 
 
 def open_file(url: StoreUrl) -> FileStore:
-    """`file:DIR`, also `file:///absolute/dir`; the directory is made if it is missing, unless `create=0`.
+    """`file:DIR`, also `file:///absolute/dir`; the directory is created if it is missing, unless `create=0`.
 
-    `unsafe_fs=1` uses it also on a file system that is not known to be safe for SQLite. `group=1` makes it for the
-    directory's group too, not for its owner alone.
+    `unsafe_fs=1` allows a file system that is not known to be safe for SQLite. `group=1` gives the directory's group
+    access too, not only its owner.
     """
     options = Options(url)
     common = options.common()

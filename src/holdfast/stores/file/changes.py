@@ -34,7 +34,7 @@ from holdfast.core.job import (
 )
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, Hint, ReplayAnswer, ReportAnswer
 from holdfast.stores.file import rows
-from holdfast.stores.file.notifications import MOST_RECORDS
+from holdfast.stores.file.notifications import MAX_RECORDS
 from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Transaction
 
@@ -42,7 +42,7 @@ _COMPLETED = Finished(JobState.COMPLETED)
 
 
 def check_under(t: Transaction, under: Lease | None) -> None:
-    """Raise the refusal unless the lease that a call is made under, if any, is live."""
+    """Raise the refusal if the call names a lease and that lease is not live."""
     if under is not None:
         t.flush()
         job, _ = t.find(under.key)
@@ -50,13 +50,13 @@ def check_under(t: Transaction, under: Lease | None) -> None:
 
 
 def enqueue(t: Transaction, items: Sequence[NewJob], under: Lease | None = None) -> list[EnqueueAnswer]:
-    """Take in new jobs: all at once if every id is new, else one by one. [ENQ-1 to ENQ-8]"""
+    """Add new jobs: in one statement if every id is new, else one by one. [ENQ-1 to ENQ-8]"""
     check_under(t, under)
     return _enqueue_fresh(t, items) or [_enqueue_one(t, item) for item in items]
 
 
 def _enqueue_fresh(t: Transaction, items: Sequence[NewJob]) -> list[EnqueueAnswer] | None:
-    """The common case: no keys, no quotas, and no id that is already there; else None, and nothing happened."""
+    """The common case: no keys, no quotas, and only new ids. Otherwise returns None and changes nothing."""
     lanes: dict[tuple[str, str], int] = {}
     for item in items:
         names = item.key[:2]
@@ -70,7 +70,7 @@ def _enqueue_fresh(t: Transaction, items: Sequence[NewJob]) -> list[EnqueueAnswe
     made = [lifecycle.enqueue(item, n, t.now) for n, item in enumerate(items, first)]
     if len(made) == 1:
         job, event = made[0]
-        if t.hand_over(job, event, lanes[job.tenant, job.queue]):
+        if t.hand_off(job, event, lanes[job.tenant, job.queue]):
             t.seq = first
             return [Queued(job.id, job.state)]
     t.db.execute("SAVEPOINT fresh")
@@ -118,7 +118,7 @@ def finish(t: Transaction, items: Sequence[Finish]) -> list[FinishAnswer]:
     done: set[JobKey] = set()
     for item in items:
         if item.key in done:
-            t.flush()  # The same job twice in a batch: the second look must see what the first did.
+            t.flush()  # The same job twice in a batch: the second read must see the first change.
         done.add(item.key)
         completed = quick.get(item.key)
         if completed is not None:
@@ -139,34 +139,35 @@ def _finish_one(t: Transaction, item: Finish) -> FinishAnswer:
 
 
 def _complete_at_once(t: Transaction, items: Sequence[Finish]) -> dict[JobKey, tuple[Event, int]]:
-    """Complete the jobs that this process leased in one statement; the events, by key, or none if any lease is over.
+    """Complete the jobs that this process leased, in one statement.
 
-    What was leased is remembered, so no row has to be read; the statement itself checks that each lease is live.
+    Their leases are cached, so no row is read; the statement itself checks that each lease is live. Returns the events
+    by key, or nothing if any lease is over.
     """
-    held: dict[JobKey, tuple[Job, int, Finish]] = {}
+    cached: dict[JobKey, tuple[Job, int, Finish]] = {}
     for item in items:
         job, lane = t.leases.get(item.key) or (None, 0)
         if job is None or lane != t.find_lane(item.key.tenant, item.key.queue):
             continue  # Not leased here, or the database was restored since.
-        if item.outcome == "complete" and item.token == job.token and item.key not in held:
-            held[item.key] = (job, lane, item)
+        if item.outcome == "complete" and item.token == job.token and item.key not in cached:
+            cached[item.key] = (job, lane, item)
     if len({item.key for item in items}) < len(items):
         return {}
-    if not held or not t.save_completed([(job, item.result) for job, _, item in held.values()]):
+    if not cached or not t.save_completed([(job, item.result) for job, _, item in cached.values()]):
         return {}
     events: dict[JobKey, tuple[Event, int]] = {}
-    for key, (job, lane, item) in held.items():
+    for key, (job, lane, item) in cached.items():
         t.leases.pop(key, None)
         t.count(lane, job.state, -1)
         before = varying(job)
         events[key] = (lifecycle.finish(job, item, t.now, t.settings.retention), lane)
-        t.moved(lane).bytes += varying(job) - before
-        t.ended(job, lane, job if len(held) <= MOST_RECORDS and _is_plain(t, job) else None)
+        t.delta(lane).bytes += varying(job) - before
+        t.ended(job, lane, job if len(cached) <= MAX_RECORDS and _is_plain(t, job) else None)
     return events
 
 
 def _is_plain(t: Transaction, job: Job) -> bool:
-    """Whether the record of a completed job that was remembered has all that its row has."""
+    """Whether the cached record of a completed job is as complete as its row."""
     return rows.pack_extra(job) is None and t.one("extra_of", job.seq) is None
 
 
@@ -182,7 +183,7 @@ def extend(t: Transaction, items: Sequence[Extend]) -> list[ExtendAnswer]:
         event = lifecycle.extend(job, item.lease_ms, t.now, logged=t.settings.all_events)
         t.db.execute(SQL["save_deadline"], (job.deadline, job.events, job.seq))
         if event is not None:
-            t.leases.pop(job.key, None)  # What is remembered has a number too few.
+            t.leases.pop(job.key, None)  # The cached record lacks this event.
             t.append(event, lane)
         answers.append(Extended(job.deadline, t.now))
     return answers
@@ -200,14 +201,14 @@ def report(t: Transaction, items: Sequence[Report]) -> list[ReportAnswer]:
         event = lifecycle.report(job, item, t.now, logged=t.settings.all_events)
         t.db.execute(SQL["save_progress"], (rows.pack_extra(job), job.events, job.seq))
         if event is not None:
-            t.leases.pop(job.key, None)  # What is remembered has a number too few.
+            t.leases.pop(job.key, None)  # The cached record lacks this event.
             t.append(event, lane)
         answers.append(Reported())
     return answers
 
 
 def cancel(t: Transaction, items: Sequence[Cancel]) -> list[CancelStatus]:
-    """Cancel wins. [CANCEL-1 to CANCEL-3]"""
+    """Cancel jobs, also leased ones. [CANCEL-1 to CANCEL-3]"""
     answers: list[CancelStatus] = []
     for item in items:
         t.flush()
@@ -224,7 +225,7 @@ def cancel(t: Transaction, items: Sequence[Cancel]) -> list[CancelStatus]:
 
 
 def replay(t: Transaction, keys: Sequence[JobKey], under: Lease | None = None) -> list[ReplayAnswer]:
-    """Start dead letters again. [DEAD-1, STATE-3, ENQ-3]"""
+    """Requeue dead letters. [DEAD-1, STATE-3, ENQ-3]"""
     check_under(t, under)
     answers: list[ReplayAnswer] = []
     for key in keys:
@@ -251,7 +252,7 @@ def _replay_one(t: Transaction, key: JobKey) -> ReplayAnswer:
 
 
 def purge(t: Transaction, items: Sequence[Purge]) -> list[PurgeStatus]:
-    """Forget finished jobs, with an event. [KEEP-1]"""
+    """Delete finished jobs, and log an event for each. [KEEP-1]"""
     answers: list[PurgeStatus] = []
     for item in items:
         job, lane = t.find(item.key)
@@ -268,7 +269,7 @@ def purge(t: Transaction, items: Sequence[Purge]) -> list[PurgeStatus]:
 
 
 def _count_purge(t: Transaction, job: Job) -> PurgeCount:
-    # Read to its end: a statement that is still open cannot be rolled back to a savepoint.
+    # Fetch all rows: an open statement prevents a rollback to a savepoint.
     ((tenant, series, count),) = t.db.execute(SQL["count_purge"], (job.tenant, job.seq, t.now)).fetchall()
     return PurgeCount(tenant, series, count)
 

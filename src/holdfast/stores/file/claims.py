@@ -18,16 +18,16 @@ from holdfast.stores.file.sql import SOONEST, SQL, VISIBLE
 from holdfast.stores.file.transaction import Transaction
 
 ENTER_LIMIT = 1000
-"""How many lanes a claim looks at that may have got visible work since the last one."""
+"""The most lanes with newly visible work that one claim lets into the turns."""
 LEAVE_LIMIT = 200
-"""The most lanes without work that a claim takes out of the turns; the next claim goes on. [CLAIM-4]"""
+"""The most lanes without work that one claim takes out of the turns; the next claim continues. [CLAIM-4]"""
 
 
 def claim(t: Transaction, request: ClaimRequest) -> Claimed:
-    """Lease up to `limit` visible jobs, taking from the queues in rotation."""
+    """Lease up to `limit` visible jobs, from the queues in rotation."""
     if reap(t, REPAIR_LIMIT, request.random):
         t.flush()
-    # A queue that is named twice counts once: two pickers on one lane would lease its jobs twice. [CLAIM-1]
+    # A queue named twice counts once: two pickers on one lane would lease its jobs twice. [CLAIM-1]
     queues = list(dict.fromkeys(request.queues))
     chunk = max(1, math.ceil(request.limit / max(1, len(queues))))
     pickers = [_Picker(t, request.tenant, queue, chunk) for queue in queues]
@@ -42,7 +42,7 @@ def claim(t: Transaction, request: ClaimRequest) -> Claimed:
                 still.append(picks)
         going = still
     for picker in pickers:
-        picker.settle()
+        picker.save_turns()
     next_at = None
     if len(jobs) < request.limit:
         next_at = t.now if any(picker.is_cut for picker in pickers) else _next_at(t, request)
@@ -50,7 +50,7 @@ def claim(t: Transaction, request: ClaimRequest) -> Claimed:
 
 
 def reap(t: Transaction, limit: int, random: float) -> list[JobKey]:
-    """End expired leases, from the index of deadlines. [LEASE-3, RETRY-2]"""
+    """End expired leases, earliest deadline first. [LEASE-3, RETRY-2]"""
     keys: list[JobKey] = []
     for row in t.db.execute(SQL["expired_leases"], (t.now, limit)).fetchall():
         lane: int = row[1]
@@ -77,7 +77,7 @@ def _lease(t: Transaction, job: Job, lane: int, request: ClaimRequest) -> Job:
 
 
 def _next_at(t: Transaction, request: ClaimRequest) -> int | None:
-    """When a claim that came back short should look again. [CLAIM-3]"""
+    """When to claim again after too few jobs were found. [CLAIM-3]"""
     t.flush()
     times: list[int | None] = [t.one("next_deadline")]
     for queue in request.queues:
@@ -95,7 +95,7 @@ def _soonest(t: Transaction, lane: int) -> int | None:
 
 
 class _Lane(Struct):
-    """One lane's visible jobs, read a chunk at a time, and its place in the turns."""
+    """One lane's visible jobs, read a chunk at a time, and its virtual time."""
 
     tenant: str
     number: int
@@ -103,11 +103,11 @@ class _Lane(Struct):
     rows: list[rows.Row]
     taken: int = 0
     read: int = 0
-    dry: bool = False
+    exhausted: bool = False
 
 
 class _Picker:
-    """The visible jobs of one queue name, one at a time, in the order in which they are to be leased."""
+    """The visible jobs of one queue name, one at a time, in claim order."""
 
     def __init__(self, t: Transaction, tenant: str | None, queue: str, chunk: int) -> None:
         self._t = t
@@ -117,11 +117,11 @@ class _Picker:
         self._lanes: dict[str, _Lane] = {}
         self._floor = -1
         self._idle = 0
-        """Lanes in the turns that had no work."""
+        """How many lanes in the turns had no work."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether it stopped before it had looked at all lanes."""
+        """Whether it stopped before it reached all lanes."""
         return self._idle >= LEAVE_LIMIT
 
     def __iter__(self) -> Iterator[tuple[Job, int]]:
@@ -137,7 +137,7 @@ class _Picker:
             yield job, number
 
     def _of_all(self) -> Iterator[tuple[Job, int]]:
-        """Weighted turns between the tenants that have visible work here. [TENANT-4]"""
+        """Weighted turns between the tenants that have visible work in this queue. [TENANT-4]"""
         self._enter()
         cursor = self._t.db.execute(SQL["lanes_in_turns"], (self._queue,))
         turns: list[fairness.Lane] = []
@@ -150,7 +150,7 @@ class _Picker:
             lane = self._lanes[tenant]
             job = self._next(lane)
             if job is None:
-                lane.dry = True
+                lane.exhausted = True
                 self._idle += not lane.taken
                 return False
             self._floor = max(self._floor, lane.time)
@@ -159,13 +159,13 @@ class _Picker:
             return True
 
         while not self.is_cut:
-            # Lanes come from the index as they are needed: one whose turn is before all in the heap joins it.
+            # Read lanes from the index as needed: a lane joins the heap when its turn comes before all others there.
             while ahead is not None and (not turns or (ahead[0], ahead[1]) < turns[0]):
                 self._more(turns, [ahead])
                 ahead = cursor.fetchone()
             if not turns:
                 return
-            # One lane at a time: when it turns out dry, the next one of the index may come before those in the heap.
+            # One lane at a time: if it is exhausted, the next one in the index may come before those in the heap.
             head = [heappop(turns)]
             if fairness.turns(head, 1, take, lambda tenant: self._t.cost(tenant, self._queue)):
                 heappush(turns, head[0])
@@ -177,7 +177,7 @@ class _Picker:
             heappush(turns, (time, tenant))
 
     def _enter(self) -> None:
-        """Let the lanes that got visible work into the turns, at the current minimum."""
+        """Let lanes with newly visible work into the turns, at the current minimum."""
         t = self._t
         floor: int = t.one("floor", self._queue) or 0
         first = SQL["lanes_in_turns"] + " LIMIT 1"
@@ -203,14 +203,14 @@ class _Picker:
         lane.taken += 1
         return rows.to_job(lane.rows.pop(), lane.tenant, self._queue)
 
-    def settle(self) -> None:
-        """Write the turns that were given."""
+    def save_turns(self) -> None:
+        """Write the virtual times after the claim."""
         t = self._t
         if self._floor >= 0:
             t.db.execute(SQL["set_floor"], (self._queue, self._floor))
         for lane in self._lanes.values():
-            if lane.dry:
-                # What was taken is not written yet: the lane may have more, but nothing that is visible now.
+            if lane.exhausted:
+                # Write the claimed jobs first: the lane may have later jobs, but none that is visible now.
                 t.flush()
                 t.db.execute(SQL["leave_turns"], (_soonest(t, lane.number), lane.number))
             if lane.taken:

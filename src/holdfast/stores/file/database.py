@@ -1,4 +1,4 @@
-"""The SQLite file itself: made whole or not at all, looked at before it is touched, opened to be durable."""
+"""The SQLite file: created atomically, checked before it is used, opened with durable settings."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from holdfast.stores.file.sql import SCHEMA
 
 NAME = "holdfast.db"
 APPLICATION_ID = 0x486F6C64  # "Hold"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 SQLITE_NEEDED = (3, 38)  # The arrow operators of JSON.
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
-"""What a damaged column is met with."""
+"""The errors that a damaged column raises."""
 
 BUSY_S = 30.0
 """How long to wait for other processes before answering StoreBusy."""
@@ -39,20 +39,20 @@ LOCAL = frozenset({
     "apfs", "bcachefs", "btrfs", "ecryptfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "hfsplus", "jfs", "nilfs2",
     "overlay", "ramfs", "reiserfs", "rootfs", "tmpfs", "ufs", "virtiofs", "xfs", "zfs",
 })  # fmt: skip
-"""File systems on which locks, shared memory and fsync do what SQLite needs. What is not known to is refused."""
+"""File systems on which locks, shared memory and fsync do what SQLite needs. Others are refused."""
 
 
 class _Open:
     """The databases that this process has open, by device and inode.
 
-    POSIX locks belong to the process: closing any descriptor of a file drops all that the process has on it, SQLite's
-    too, and then another process deletes the log that we still write to. So nobody but SQLite opens a file that is in
-    `here`; it was looked at when it was opened first.
+    POSIX locks belong to the process: closing any descriptor of a file drops all locks that the process has on it,
+    SQLite's too. Then another process deletes the log that we still write to. So only SQLite opens a file that is in
+    `here`: it was checked when it was opened first.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        """Held while a database is being opened: a fork waits for it (see engine.py)."""
+        """Held while a database is opened: a fork waits for it (see engine.py)."""
         self.here: Counter[tuple[int, int]] = Counter()
 
 
@@ -60,31 +60,29 @@ _open = _Open()
 
 
 def opening() -> contextlib.AbstractContextManager[object]:
-    """Hold this from before a connection is made until it is known to whoever closes it after a fork."""
+    """Hold this while opening a connection, until the engine that closes it after a fork knows it."""
     return _open.lock
 
 
-def pause() -> None:
-    """Before a fork: let nobody be in the middle of opening a database."""
+def before_fork() -> None:
+    """Wait until no thread is opening a database."""
     _open.lock.acquire()
 
 
-def go_on() -> None:
-    """After it, in the parent."""
+def after_fork_in_parent() -> None:
+    """Let threads open databases again."""
     _open.lock.release()
 
 
-def start_anew() -> None:
-    """After it, in the child: nothing is open here yet."""
+def after_fork_in_child() -> None:
+    """The child has nothing open yet."""
     _open.__init__()
 
 
 def prepare(directory: Path, *, frozen_at: int | None, unsafe_fs: bool = False, group: bool = False) -> bool:
     """Create the directory and the database if they are missing. Returns whether it created the database.
 
-    Refuses a file that is not ours.
-
-    `group`: what is made is for the directory's group too, not for its owner alone.
+    Raises StoreMismatch if the file belongs to another program. `group` gives the directory's group access too.
     """
     if sqlite3.sqlite_version_info < SQLITE_NEEDED:
         needed = ".".join(map(str, SQLITE_NEEDED))
@@ -92,14 +90,14 @@ def prepare(directory: Path, *, frozen_at: int | None, unsafe_fs: bool = False, 
     try:
         _make(directory, group=group)
     except OSError as error:
-        reason = f"cannot make {directory}: {error.strerror}; choose a directory that you may write to"
+        reason = f"cannot create {directory}: {error.strerror}; choose a directory that you may write to"
         raise StoreUnavailable(reason) from error
     kind = file_system(directory)
     if kind not in LOCAL and not unsafe_fs:
         raise StoreMismatch(
             f"{directory} is on a file system ({kind or 'of an unknown type'}) on which SQLite may lose data; use a"
             " directory on a local disk (ext4, xfs, btrfs, zfs, apfs ...), or add ?unsafe_fs=1 to the URL if you know"
-            " that locks, shared memory and fsync work there as on one"
+            " that locks, shared memory and fsync work there as on a local disk"
         )
     path = directory / NAME
     group = modes.is_shared(path) if path.exists() else group
@@ -112,9 +110,9 @@ def prepare(directory: Path, *, frozen_at: int | None, unsafe_fs: bool = False, 
 
 
 def check(path: Path) -> None:
-    """Raise StoreMismatch unless `path` is a whole database of ours. Reads its header and nothing else."""
-    # With a log beside it the file may be between two sizes: a process is just moving the log into it, or died doing
-    # so, and SQLite sees to that. Without one it does not change while we have the lock.
+    """Raise StoreMismatch unless `path` is a complete Holdfast database. Reads only its header."""
+    # With a log beside it the size of the file may be changing: a process is checkpointing, or died during a
+    # checkpoint, and SQLite repairs that. Without a log the file does not change while we hold the lock.
     settled = True
     with contextlib.suppress(FileNotFoundError):
         settled = Path(f"{path}-wal").stat().st_size == 0
@@ -124,11 +122,11 @@ def check(path: Path) -> None:
         with path.open("rb") as file:
             header = file.read(100)
     if len(header) < 100 or not header.startswith(_MAGIC):  # noqa: PLR2004 - SQLite's header is 100 bytes
-        raise StoreMismatch(f"{path} is not a Holdfast database (not SQLite at all); it was left untouched")
+        raise StoreMismatch(f"{path} is not a Holdfast database (not a SQLite file); it was left unchanged")
     (page_size, pages) = struct.unpack_from(">H", header, 16)[0], struct.unpack_from(">I", header, 28)[0]
     (version, application) = struct.unpack_from(">I", header, 60)[0], struct.unpack_from(">I", header, 68)[0]
     if application != APPLICATION_ID:
-        raise StoreMismatch(f"{path} is a SQLite database of another program; it was left untouched")
+        raise StoreMismatch(f"{path} is a SQLite database of another program; it was left unchanged")
     _check_version(path, version)
     if settled and path.stat().st_size < (65536 if page_size == 1 else page_size) * pages:
         raise StoreMismatch(f"{path} is damaged (shorter than its header says); restore it from a backup")
@@ -140,33 +138,36 @@ def _check_version(path: Path, version: int) -> None:
             f"{path} was made by a newer Holdfast (schema {version}, this one knows {SCHEMA_VERSION}); upgrade it"
         )
     if version < SCHEMA_VERSION:
-        reason = f"{path} is laid out as by an earlier Holdfast (schema {version}, this one needs {SCHEMA_VERSION})"
+        reason = f"{path} was made by an earlier Holdfast (schema {version}, this one needs {SCHEMA_VERSION})"
         raise StoreMismatch(f"{reason}; finish its jobs with the version that made it, then use a new directory")
 
 
 def check_layout(path: Path, db: sqlite3.Connection) -> None:
-    """Raise StoreMismatch unless an open database is of this layout. In a transaction: it may be restored meanwhile."""
+    """Raise StoreMismatch unless an open database has this layout.
+
+    Call it in each transaction: a backup of another layout may have been restored.
+    """
     _check_version(path, db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def hold(path: Path) -> tuple[int, int]:
-    """Say, before connecting, that this process has the database open; the answer is for `let_go`."""
+def mark_open(path: Path) -> tuple[int, int]:
+    """Note, before connecting, that this process has the database open. Returns the inode for `mark_closed`."""
     with translated(path), _open.lock:
         inode = _inode(path)
         _open.here[inode] += 1
         return inode
 
 
-def let_go(inode: tuple[int, int]) -> None:
-    """Say, after the last connection was closed, that it is open no more."""
+def mark_closed(inode: tuple[int, int]) -> None:
+    """Note, after the last connection is closed, that the database is no longer open."""
     with _open.lock:
         _open.here[inode] -= 1
         if _open.here[inode] == 0:
             del _open.here[inode]
 
 
-def is_there(path: Path, inode: tuple[int, int]) -> bool:
-    """Whether the file of that name is still the one that was opened."""
+def is_same_file(path: Path, inode: tuple[int, int]) -> bool:
+    """Whether the path still names the file that was opened."""
     try:
         return _inode(path) == inode
     except FileNotFoundError:
@@ -179,7 +180,7 @@ def _inode(path: Path) -> tuple[int, int]:
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection set up as every part of the store needs it."""
+    """A connection with the settings that the store needs."""
     with translated(path), _open.lock:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=BUSY_S)
         try:
@@ -192,7 +193,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
             db.execute("PRAGMA journal_size_limit = 67108864")
             if read_only:
                 db.execute("PRAGMA query_only = ON")
-            # The header in the file, which `check` has read, may be older than the one in the log.
+            # `check` has read the header in the file; the log may have a newer one.
             check_layout(path, db)
         except BaseException:
             db.close()
@@ -201,7 +202,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """SQLite waits for others everywhere but here, where the first and the last of them change the kind of journal."""
+    """Switch to WAL. Here SQLite itself does not wait while another process changes the journal mode."""
     end = time.monotonic() + BUSY_S
     while True:
         try:
@@ -214,48 +215,48 @@ def _use_wal(db: sqlite3.Connection) -> None:
 
 
 def open_lock(directory: Path, *, group: bool) -> int:
-    """A descriptor of the file that `flock` is asked on."""
+    """A descriptor of the file that carries the lock between processes."""
     return modes.open_file(directory / "lock", group=group)
 
 
 @contextlib.contextmanager
 def locked(directory: Path, *, group: bool = False) -> Generator[None]:
-    """Hold the one lock between processes. The kernel hands it on in order; SQLite's own would poll for it."""
+    """Hold the lock between processes. The kernel grants it in order; with its own lock SQLite would poll."""
     descriptor = open_lock(directory, group=group)
     _wait_for(descriptor)
     try:
         yield
     finally:
-        # In so many words: a process that was forked meanwhile has the descriptor too.
+        # Closing is not enough: a process forked meanwhile has the descriptor too.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 def _wait_for(descriptor: int) -> None:
-    """Get the lock, or raise StoreBusy and close the descriptor as soon as it lets us."""
-    mine = threading.Event()
+    """Acquire the lock, or raise StoreBusy and close the descriptor when `flock` returns."""
+    acquired = threading.Event()
     decided = threading.Lock()
 
     def wait() -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if decided.acquire(blocking=False):
-            mine.set()
+            acquired.set()
         else:
             os.close(descriptor)
 
     threading.Thread(target=wait, name="holdfast-file-lock", daemon=True).start()
-    if not mine.wait(BUSY_S) and decided.acquire(blocking=False):
+    if not acquired.wait(BUSY_S) and decided.acquire(blocking=False):
         raise busy()
 
 
 def busy() -> StoreBusy:
-    """What to answer when another process does not let go of the lock."""
+    """The error for a lock that another process does not release."""
     return StoreBusy(f"another process has held the store for {BUSY_S:g} s; try again")
 
 
 @contextlib.contextmanager
 def translated(path: Path) -> Generator[None]:
-    """Turn SQLite's errors into ours, with what to do."""
+    """Raise SQLite's errors as ours, with advice."""
     try:
         yield
     except (sqlite3.Error, *UNREADABLE, OSError) as error:
@@ -263,7 +264,7 @@ def translated(path: Path) -> Generator[None]:
 
 
 def translate(error: sqlite3.Error | msgspec.DecodeError | UnicodeDecodeError | OSError, path: Path) -> StoreError:
-    """The error of ours that stands for this one."""
+    """Our error for an error of SQLite, the decoder or the system."""
     if isinstance(error, OSError):
         reason = f"{error.filename or path}: {error.strerror or error}; check the disk and the permissions"
         return StoreUnavailable(reason)
@@ -271,9 +272,9 @@ def translate(error: sqlite3.Error | msgspec.DecodeError | UnicodeDecodeError | 
         return StoreMismatch(f"{path} is damaged ({error}); stop its users and restore it from a backup")
     name = getattr(error, "sqlite_errorname", "")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return StoreBusy(f"{path} is locked by another program for too long; try again")
+        return StoreBusy(f"{path} has been locked by another program for too long; try again")
     if name.startswith("SQLITE_FULL"):
-        return StoreUnavailable(f"the disk under {path} is full; nothing of this was kept. Free some space, try again")
+        return StoreUnavailable(f"the disk under {path} is full; nothing was changed. Free some space and try again")
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return StoreMismatch(f"{path} is damaged ({error}); stop its users and restore it from a backup")
     if name.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")):
@@ -282,7 +283,7 @@ def translate(error: sqlite3.Error | msgspec.DecodeError | UnicodeDecodeError | 
 
 
 def _create(path: Path, frozen_at: int | None, *, group: bool) -> None:
-    """Build the database beside its place and move it there whole: a crash leaves nothing half made."""
+    """Build the database under another name, then rename it: a crash leaves nothing half made."""
     scratch = path.with_suffix(".new")
     for leftover in (scratch, *(Path(f"{scratch}{tail}") for tail in ("-wal", "-shm", "-journal"))):
         leftover.unlink(missing_ok=True)
@@ -297,7 +298,7 @@ def _create(path: Path, frozen_at: int | None, *, group: bool) -> None:
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         finally:
             db.close()
-        # A left-over log of a deleted database must not be replayed into the new one.
+        # The log of a deleted database must not be replayed into the new one.
         for tail in ("-wal", "-shm"):
             Path(f"{path}{tail}").unlink(missing_ok=True)
         # SQLite gives its log and its shared memory the mode of the database.
@@ -307,7 +308,7 @@ def _create(path: Path, frozen_at: int | None, *, group: bool) -> None:
 
 
 def _make(directory: Path, *, group: bool) -> None:
-    """Make the directory and its parents, so that a power cut does not take them back."""
+    """Create the directory and its parents, and flush them: they survive a power cut."""
     missing = [place for place in (directory, *directory.parents) if not place.exists()]
     directory.parent.mkdir(parents=True, exist_ok=True)
     modes.make_directory(directory, group=group)
@@ -316,7 +317,7 @@ def _make(directory: Path, *, group: bool) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """Put the names in a directory on the disk."""
+    """Flush the entries of a directory."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -325,7 +326,7 @@ def _sync(directory: Path) -> None:
 
 
 def file_system(directory: Path) -> str:
-    """The type of the file system under `directory`, or "" where the system does not tell."""
+    """The type of the file system under `directory`, or "" if the system does not say."""
     here = str(directory.resolve())
     best, kind = "", ""
     for point, type_ in _mounts():
@@ -336,19 +337,19 @@ def file_system(directory: Path) -> str:
 
 
 def _mounts() -> list[tuple[str, str]]:
-    """What is mounted here: where, and of which type."""
+    """The mounted file systems: mount point and type."""
     try:
         lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
         return [(_unescaped(point), type_) for _, point, type_, *_ in (line.split(" ") for line in lines)]
     except OSError:
         pass
-    # macOS and the BSDs tell it by a command: "/dev/disk3s5 on /System/Volumes/Data (apfs, local, journaled)".
+    # macOS and the BSDs have a command for it: "/dev/disk3s5 on /System/Volumes/Data (apfs, local, journaled)".
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run([MOUNT], capture_output=True, timeout=10, check=True).stdout  # noqa: S603 - a constant
-        return _MOUNTED.findall(told.decode(errors="replace"))
+        output = subprocess.run([MOUNT], capture_output=True, timeout=10, check=True).stdout  # noqa: S603 - a constant
+        return _MOUNTED.findall(output.decode(errors="replace"))
     return []
 
 
 def _unescaped(point: str) -> str:
-    """A path as the kernel's table writes it: blanks and backslashes as octal numbers."""
+    """Decode a path of the kernel's table, where blanks and backslashes are octal numbers."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), point)

@@ -1,8 +1,8 @@
-"""One writer thread that commits in groups, and readers beside it.
+"""One writer thread that commits in groups, and concurrent readers.
 
-Changes are functions of a Transaction. They queue up for the writer; it takes what has gathered, runs each in a
-savepoint of its own inside one SQLite transaction, commits once, and only then answers: an acknowledged change is on
-the disk. Between processes one file lock is held for the length of a group.
+A change is a function of a Transaction. Changes queue up for the writer. It takes all that are queued, runs each in its
+own savepoint of one SQLite transaction, commits once, and only then answers: an acknowledged change is on the disk. The
+writer holds the lock between processes for each group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import queue
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -26,26 +26,24 @@ from holdfast.core.errors import StoreMismatch, StoreUnavailable
 from holdfast.core.job import Job
 from holdfast.extensions import Deliver
 from holdfast.store import Hint, Listener, Signal
-from holdfast.stores.file import database, modes
-from holdfast.stores.file import notifications as wakeup
+from holdfast.stores.file import database, modes, notifications
 from holdfast.stores.file.handoff import FileInbox
 from holdfast.stores.file.sql import SQL
-from holdfast.stores.file.transaction import Memory, Settings, Transaction
-from holdfast.stores.file.waiters import Book
-from holdfast.stores.file.wal import Log
+from holdfast.stores.file.subscribers import Subscribers
+from holdfast.stores.file.transaction import FileSettings, LeaseCache, Transaction
+from holdfast.stores.file.waiters import WaiterTable
+from holdfast.stores.file.wal import WalExtender
 
 T = TypeVar("T")
 
 _logger = logging.getLogger("holdfast")
 
 GROUP = 64
-"""How many calls one commit carries at most: a bound on how long the lock is held."""
-LINGER_S = 5.0
-"""How long hints still come that nobody wants any more: who waited once mostly waits again, and names cost a commit."""
+"""The most changes in one commit: it limits how long the lock is held."""
 
 
-class _Call(Generic[T]):
-    """A change that waits for the writer, and the future of whoever asked for it."""
+class _PendingChange(Generic[T]):
+    """A change that is queued for the writer, and the future of its caller."""
 
     __slots__ = ("_free", "change", "error", "future", "loop", "result")
 
@@ -58,17 +56,17 @@ class _Call(Generic[T]):
         self.error: BaseException | None = None
 
     def start(self) -> bool:
-        """Whether the writer is to run it: neither given up nor canceled."""
+        """Whether the writer should run it: the caller has neither given up nor been canceled."""
         return not self.future.cancelled() and self._free.acquire(blocking=False)
 
     def give_up(self) -> None:
-        """Answer StoreBusy, unless the writer has begun with it: then its answer is on the way."""
+        """Answer StoreBusy, unless the writer has started it: then the caller waits for the result."""
         if not self.future.done() and self._free.acquire(blocking=False):
             self.future.set_exception(database.busy())
 
 
 class _Guarded:
-    """A connection and the guard that whoever uses it holds."""
+    """A connection, and the lock that is held while it is in use."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
@@ -80,13 +78,13 @@ class _Guarded:
 
 
 class Engine:
-    """The open database of one process. Shared by all handles on it, and safe from any thread."""
+    """The open database of one process. Shared by all its handles; safe from any thread."""
 
-    def __init__(self, directory: Path, settings: Settings) -> None:
+    def __init__(self, directory: Path, settings: FileSettings) -> None:
         self.path = directory / database.NAME
         self.settings = settings
-        self._folder = directory / "wake"
-        self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
+        self._inbox_folder = directory / "inboxes"
+        self._calls: queue.SimpleQueue[_PendingChange[Any] | None] = queue.SimpleQueue()
         self._pid = os.getpid()
         self._closed = False
         self._ending = threading.Lock()
@@ -94,36 +92,32 @@ class Engine:
         self._users_lock = threading.Lock()
         self._readers = ThreadPoolExecutor(2, "holdfast-file-reader")
         self._local = threading.local()
-        self._memory = Memory()
-        self._log = Log(self.path)
-        self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Listener, frozenset[Hint]]] = {}
-        self._ears: dict[asyncio.AbstractEventLoop, wakeup.Ear] = {}
-        self._ears_lock = threading.Lock()
-        self._tuning: set[asyncio.AbstractEventLoop] = set()
-        self._voice = wakeup.Voice(self._folder, self._is_mine)
-        self.posts: dict[str, FileInbox] = {}
-        self._inode = database.hold(self.path)
+        self._lease_cache = LeaseCache()
+        self._wal = WalExtender(self.path)
+        self._subscribers = Subscribers(directory / "wake")
+        self.inboxes: dict[str, FileInbox] = {}
+        self._inode = database.mark_open(self.path)
         with contextlib.ExitStack() as undo, database.opening():
-            undo.callback(database.let_go, self._inode)
+            undo.callback(database.mark_closed, self._inode)
             self._db = database.connect(self.path)
             undo.callback(self._db.close)
             with database.translated(self.path):
                 self._lock_file = database.open_lock(directory, group=modes.is_shared(self.path))
                 undo.callback(os.close, self._lock_file)
-                self._book = Book(directory, self.posts)
+                self._waiters = WaiterTable(directory, self.inboxes)
             self._connections = [_Guarded(self._db)]
             _forks.engines.add(self)
             undo.pop_all()
         self._thread = threading.Thread(target=self._write, name="holdfast-file-writer", daemon=True)
         self._thread.start()
 
-    # Asking -----------------------------------------------------------------------------------------------
+    # Calls -----------------------------------------------------------------------------------------------
 
     async def change(self, change: Callable[[Transaction], T]) -> T:
-        """Run `change` in the next group and answer when it is on the disk."""
+        """Run `change` in the next group. Returns when it is on the disk."""
         self._check_open()
         loop = asyncio.get_running_loop()
-        call = _Call(change, loop)
+        call = _PendingChange(change, loop)
         self._calls.put(call)
         timer = loop.call_later(database.BUSY_S, call.give_up)
         try:
@@ -132,51 +126,41 @@ class Engine:
             timer.cancel()
 
     async def read(self, read: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `read` on a snapshot of its own, beside the writer."""
+        """Run `read` on a snapshot, concurrently with the writer."""
         self._check_open()
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, read)
 
     def listen(self, listener: Listener, hints: Collection[Hint]) -> Callable[[], None]:
-        """Tell `listener` of changes by this process and, through a FIFO, by others."""
+        """Call `listener` after changes by this process and, through a FIFO, by others."""
         self._check_open()
-        loop = asyncio.get_running_loop()
-        key = object()
-        self._listeners[key] = (loop, listener, frozenset(hints))
-        self._tune(loop)
-
-        def stop() -> None:
-            if self._listeners.pop(key, None) is not None:
-                self._tune(loop)
-
-        return stop
+        return self._subscribers.listen(listener, hints)
 
     def open_inbox(self, deliver: Deliver) -> FileInbox:
-        """A worker's place, in the current event loop."""
+        """An inbox for a worker, in the current event loop."""
         self._check_open()
-        self._drop_dead_posts()
-        folder = self._folder.with_name("posts")
-        wakeup.sweep(folder)
-        post = FileInbox(self, folder, deliver)
-        self.posts[post.name] = post
-        return post
+        self._drop_dead_inboxes()
+        notifications.sweep(self._inbox_folder)
+        inbox = FileInbox(self, self._inbox_folder, deliver)
+        self.inboxes[inbox.name] = inbox
+        return inbox
 
-    def _drop_dead_posts(self) -> None:
-        """Those whose event loop was closed before them: others would go on sending jobs there."""
-        for post in list(self.posts.values()):
-            if post.is_dead:
-                post.end()
+    def _drop_dead_inboxes(self) -> None:
+        """End the inboxes whose event loop was closed first: other processes would go on sending jobs to them."""
+        for inbox in list(self.inboxes.values()):
+            if inbox.is_dead:
+                inbox.end()
 
     def remember(self, job: Job, lane: int) -> None:
-        """A job was leased to a worker of this process. From any thread."""
-        self._memory.delivered.append((job.snapshot(), lane))
+        """Cache the lease of a job that was handed off to this process. From any thread."""
+        self._lease_cache.delivered.append((job.snapshot(), lane))
 
     def join(self) -> None:
-        """One more handle uses this engine."""
+        """Add a handle."""
         with self._users_lock:
             self._users += 1
 
     def leave(self) -> None:
-        """One handle less; the last one closes it. From any thread."""
+        """Remove a handle. The last one closes the engine. From any thread."""
         with self._users_lock:
             self._users -= 1
             last = self._users == 0
@@ -184,80 +168,78 @@ class Engine:
             self.close()
 
     def close(self) -> None:
-        """Finish what was asked for, then let go of everything.
+        """Finish the queued changes, then close everything.
 
-        Raises StoreBusy if another process holds the lock for too long; then the writer lets go when it can.
+        Raises StoreBusy if another process holds the lock for too long. The writer then closes everything when it ends.
         """
         if self._closed:
             return
         self._closed = True
+        self._subscribers.closed = True
         if self._pid != os.getpid():
-            return  # All of it belongs to the process that we were forked from.
-        with self._ears_lock:
-            for ear in self._ears.values():
-                ear.close()
-            self._ears.clear()
-        for post in list(self.posts.values()):
-            post.end()
+            return  # Everything belongs to the process that we were forked from.
+        self._subscribers.close_fifos()
+        for inbox in list(self.inboxes.values()):
+            inbox.end()
         self._calls.put(None)
         self._thread.join(database.BUSY_S)
         if self._thread.is_alive() and self._ending.acquire(blocking=False):
             raise database.busy()
-        self._let_go()
+        self._close_files()
 
-    def _let_go(self) -> None:
+    def _close_files(self) -> None:
         self._readers.shutdown(wait=True)
         for connection in reversed(self._connections):
             connection.close()
-        database.let_go(self._inode)
+        database.mark_closed(self._inode)
         os.close(self._lock_file)
-        self._book.close()
-        self._voice.close()
+        self._waiters.close()
+        self._subscribers.close_notifier()
         _forks.engines.discard(self)
 
     def is_frozen(self) -> bool:
-        """Whether the clock stands still, for tests; that is settled when the store is made."""
+        """Whether the clock is frozen, for tests. This is decided when the store is created."""
         with database.translated(self.path), self._connections[0].guard:
             return self._db.execute(SQL["counters"]).fetchone()[-1] is not None
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():
-            raise StoreUnavailable("the store was opened before this process was forked; open it anew in the child")
+            raise StoreUnavailable("the store was opened before this process was forked; open it again in the child")
         if self._closed:
             raise StoreUnavailable("the store is closed")
 
     # Forks ------------------------------------------------------------------------------------------------
 
-    # A forked child has none of the locks that SQLite's memory tells it of, and would write to a log that others take
-    # for unused and delete. So a fork waits until nobody is inside SQLite, and the child first closes, as its own,
-    # every connection that it was born with; then it can open the store anew.
+    # SQLite in a forked child believes that it holds locks, but the child has none. It would write to a log that other
+    # processes take for unused and delete. So a fork waits until no thread is inside SQLite, and the child first closes
+    # every inherited connection. Then it can open the store again.
 
-    def pause(self) -> None:
-        """Before a fork: wait until no connection is in use."""
+    def before_fork(self) -> None:
+        """Wait until no connection is in use."""
         for connection in self._connections:
             connection.guard.acquire()
 
-    def go_on(self) -> None:
-        """After it, in the parent."""
+    def after_fork_in_parent(self) -> None:
+        """Let the connections be used again."""
         for connection in self._connections:
             connection.guard.release()
 
-    def start_anew(self) -> None:
-        """After it, in the child: let go of all that is the parent's, also of what would keep its lock held."""
+    def after_fork_in_child(self) -> None:
+        """Close everything inherited, also the descriptor that would keep the lock held."""
         for connection in self._connections:
             connection.close()
         os.close(self._lock_file)
-        self._book.close()
-        self._voice.close()
-        for fifo in (*self._ears.values(), *self.posts.values()):
-            fifo.forked()
+        self._waiters.close()
+        self._subscribers.forked()
+        for inbox in self.inboxes.values():
+            inbox.forked()
 
     # Writing ----------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
         self._commit_groups()
         if not self._ending.acquire(blocking=False):
-            self._let_go()
+            self._close_files()
 
     def _commit_groups(self) -> None:
         while (first := self._calls.get()) is not None:
@@ -270,91 +252,91 @@ class Engine:
                         last = True
                         break
                     group.append(call)
-            with contextlib.suppress(OSError):  # A FIFO that was closed elsewhere; this thread must live on.
-                self._drop_dead_posts()
-            went_through = self._commit(group)
+            with contextlib.suppress(OSError):  # A FIFO may be closed already; the writer thread must not end.
+                self._drop_dead_inboxes()
+            committed = self._commit(group)
             if last:
                 return
-            if went_through and self._log.is_short():
-                self._lengthen_log()
+            if committed and self._wal.is_short():
+                self._extend_wal()
 
-    def _commit(self, group: list[_Call[Any]]) -> bool:
-        """Whether it went through; whoever asked has been answered."""
+    def _commit(self, group: list[_PendingChange[Any]]) -> bool:
+        """Run and commit a group, and answer its callers. Returns whether the commit succeeded."""
         signals: list[Signal] = []
-        went_through = False
+        committed = False
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX)
             try:
                 with database.translated(self.path), self._connections[0].guard:
                     signals = self._run(group)
-                    went_through = True
+                    committed = True
             finally:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
-        except BaseException as error:  # noqa: BLE001 - whoever asked gets it; the thread must live on
+        except BaseException as error:  # noqa: BLE001 - the callers get it; the thread must not end
             for call in group:
                 call.error = call.error or error
-        # First whoever waits elsewhere: to hand an answer over to another thread can take long.
+        # Notify first: to wake the callers' threads can take long.
         try:
             if signals:
-                self._tell(signals)
-        except Exception:  # the change is made, and the thread must live on
-            _logger.exception("whoever waits could not be told of a change")
+                self._subscribers.notify(signals)
+        except Exception:  # the change is committed, and the thread must not end
+            _logger.exception("could not notify listeners of a change")
         finally:
             _answer(group)
-        return went_through
+        return committed
 
-    def _lengthen_log(self) -> None:
-        """When everyone has his answer: the next ones come sooner."""
+    def _extend_wal(self) -> None:
+        """Make the log longer after the callers have their answers: the next commits flush faster."""
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX)
             try:
                 with contextlib.suppress(sqlite3.Error), self._connections[0].guard:
                     self._db.execute("BEGIN IMMEDIATE")
                     try:
-                        if database.is_there(self.path, self._inode):
-                            self._log.lengthen()
+                        if database.is_same_file(self.path, self._inode):
+                            self._wal.extend()
                     finally:
                         self._db.execute("ROLLBACK")
             finally:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
-        except Exception:  # nothing depends on it, and the thread must live on
-            _logger.exception("the log could not be made longer")
+        except Exception:  # nothing depends on it, and the thread must not end
+            _logger.exception("could not extend the write-ahead log")
 
-    def _run(self, group: list[_Call[Any]]) -> list[Signal]:
-        # What would be written to a file that was replaced would go with it.
-        self._check_place()
+    def _run(self, group: list[_PendingChange[Any]]) -> list[Signal]:
+        # If the file was replaced, what is written to the old one is lost.
+        self._check_file()
         self._db.execute("BEGIN IMMEDIATE")
         try:
             signals: list[Signal] = []
             database.check_layout(self.path, self._db)
-            transaction = Transaction(self._db, self._memory, self.settings, self._book)
+            transaction = Transaction(self._db, self._lease_cache, self.settings, self._waiters)
             for call in group:
                 if call.start():
                     self._run_one(transaction, call, alone=len(group) == 1)
                     signals += transaction.take_signals()
             transaction.save_counters()
             failpoint.hit("file.before_commit")
-            self._book.announce()
+            self._waiters.before_commit()
             self._db.execute("COMMIT")
         except BaseException:
-            # What was asked may have made lanes that are now rolled back.
-            self._memory.clear()
+            # The cache may name lanes that are now rolled back.
+            self._lease_cache.clear()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            self._book.drop()
+            self._waiters.after_rollback()
             raise
         failpoint.hit("file.after_commit")
-        self._book.settle()
+        self._waiters.after_commit()
         failpoint.hit("file.after_sending")
         return signals
 
-    def _check_place(self) -> None:
-        """Raise StoreMismatch if the database is another file by now: connections of before and after would differ."""
-        if not database.is_there(self.path, self._inode):
-            raise StoreMismatch(f"{self.path} was removed or replaced while it was open; start this process anew")
+    def _check_file(self) -> None:
+        """Raise StoreMismatch if the path names another file by now: old and new connections would differ."""
+        if not database.is_same_file(self.path, self._inode):
+            raise StoreMismatch(f"{self.path} was removed or replaced while it was open; restart this process")
 
-    def _run_one(self, transaction: Transaction, call: _Call[Any], *, alone: bool) -> None:
-        if not alone:  # Who is alone takes nobody along.
+    def _run_one(self, transaction: Transaction, call: _PendingChange[Any], *, alone: bool) -> None:
+        if not alone:  # A single change is rolled back with its transaction.
             self._db.execute("SAVEPOINT call")
         try:
             call.result = call.change(transaction)
@@ -362,16 +344,16 @@ class Engine:
             if not alone:
                 self._db.execute("RELEASE call")
         except sqlite3.Error:
-            raise  # The disk, not the call: nobody in this group gets through.
+            raise  # The disk failed, not this change: the whole group fails.
         except BaseException as error:
             call.error = database.translate(error, self.path) if isinstance(error, database.UNREADABLE) else error
             if alone:
                 raise
-            # It is this call's own, and goes to whoever made it.
+            # The error concerns this change only, and is raised at its caller.
             self._db.execute("ROLLBACK TO call")
             self._db.execute("RELEASE call")
             transaction.forget()
-            self._memory.clear()
+            self._lease_cache.clear()
 
     # Reading ----------------------------------------------------------------------------------------------
 
@@ -384,7 +366,7 @@ class Engine:
         return reader
 
     def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
-        self._check_place()
+        self._check_file()
         reader = self._reader()
         with database.translated(self.path), reader.guard:
             db = reader.db
@@ -393,87 +375,21 @@ class Engine:
                 database.check_layout(self.path, db)
                 return read(db)
             finally:
-                if db.in_transaction:  # After some errors SQLite has ended it.
+                if db.in_transaction:  # Some errors end it.
                     db.execute("ROLLBACK")
 
-    # Hints ------------------------------------------------------------------------------------------------
 
-    def _tell(self, signals: Sequence[Signal]) -> None:
-        for loop, listener, hints in list(self._listeners.values()):
-            wanted = [signal for signal in signals if signal.hint in hints]
-            if wanted:
-                with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
-                    loop.call_soon_threadsafe(_deliver, listener, wanted)
-        with contextlib.suppress(OSError):
-            self._voice.call(signals)
-
-    def _is_mine(self, name: str) -> bool:
-        with self._ears_lock:
-            return any(ear.is_mine(name) for ear in self._ears.values())
-
-    def _tune(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the FIFO of `loop` ask for what its listeners want; what they want no more goes later."""
-        with self._ears_lock:
-            if self._closed:
-                return
-            mask, ear = self._wanted(loop), self._ears.get(loop)
-            if mask and ear is None:
-                self._drop_dead()
-                ear = self._ears[loop] = wakeup.Ear(self._folder, loop, lambda signals: self._heard(loop, signals))
-            if ear is None:
-                return
-            ear.want(ear.mask | mask)
-            if ear.mask == mask:
-                return
-        if wakeup.running() is not loop:
-            self._tune_down(loop)
-        elif loop not in self._tuning:
-            self._tuning.add(loop)
-            loop.call_later(LINGER_S, self._tune_down, loop)
-
-    def _tune_down(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._ears_lock:
-            self._tuning.discard(loop)
-            mask, ear = self._wanted(loop), self._ears.get(loop)
-            if ear is not None and mask:
-                ear.want(mask)
-            elif ear is not None:
-                del self._ears[loop]
-                ear.close()
-
-    def _drop_dead(self) -> None:
-        """Let go of the FIFOs of event loops that ended while theirs was still open."""
-        for loop in [loop for loop, ear in self._ears.items() if ear.is_dead]:
-            self._ears.pop(loop).close()
-            self._tuning.discard(loop)
-
-    def _wanted(self, loop: asyncio.AbstractEventLoop) -> int:
-        owned = [hints for owner, _, hints in list(self._listeners.values()) if owner is loop]
-        return wakeup.mask_of({hint for hints in owned for hint in hints})
-
-    def _heard(self, loop: asyncio.AbstractEventLoop, signals: Sequence[Signal]) -> None:
-        for owner, listener, hints in list(self._listeners.values()):
-            if owner is loop:
-                # Each in a step of its own: one that raises takes nothing from the others.
-                loop.call_soon(_deliver, listener, [signal for signal in signals if signal.hint in hints])
-
-
-def _deliver(listener: Listener, signals: list[Signal]) -> None:
-    for signal in signals:
-        listener(signal)
-
-
-def _answer(group: list[_Call[Any]]) -> None:
-    """Hand each caller its answer, waking each event loop once."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Call[Any]]] = {}
+def _answer(group: list[_PendingChange[Any]]) -> None:
+    """Answer the callers, waking each event loop once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_PendingChange[Any]]] = {}
     for call in group:
         by_loop.setdefault(call.loop, []).append(call)
     for loop, calls in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
+        with contextlib.suppress(RuntimeError):  # The event loop has been closed.
             loop.call_soon_threadsafe(_resolve, calls)
 
 
-def _resolve(calls: list[_Call[Any]]) -> None:
+def _resolve(calls: list[_PendingChange[Any]]) -> None:
     for call in calls:
         if call.future.done():
             continue
@@ -484,29 +400,29 @@ def _resolve(calls: list[_Call[Any]]) -> None:
 
 
 class _Forks:
-    """What happens to the engines of a process when it forks."""
+    """Pauses the engines of a process while it forks."""
 
     def __init__(self) -> None:
         self.engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._paused: list[Engine] = []
 
     def before(self) -> None:
-        database.pause()
+        database.before_fork()
         self._paused = list(self.engines)
         for engine in self._paused:
-            engine.pause()
+            engine.before_fork()
 
     def in_parent(self) -> None:
         for engine in self._paused:
-            engine.go_on()
+            engine.after_fork_in_parent()
         self._paused = []
-        database.go_on()
+        database.after_fork_in_parent()
 
     def in_child(self) -> None:
         for engine in self._paused:
-            engine.start_anew()
+            engine.after_fork_in_child()
         self.__init__()
-        database.start_anew()
+        database.after_fork_in_child()
 
 
 _forks = _Forks()

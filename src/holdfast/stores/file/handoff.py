@@ -1,7 +1,7 @@
-"""Offers: a worker that found too little leaves word of what it would take, and is sent it as it comes. [CLAIM-3]
+"""Direct hand-off: a worker that finds too few jobs registers as a waiter, and is sent new jobs. [CLAIM-3]
 
-The enqueue of one job writes it as leased to such a worker, in the commit that it has anyway, and sends it along: the
-way from the hint to the claim, and the claim's own commit, fall away. Here is the worker's side; see book.py.
+The enqueue of a single job leases it to such a worker in its own commit, and sends the job along. That saves the
+notification, the claim, and the claim's commit. This module is the worker's side; waiters.py is the writer's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.extensions import Deliver
 from holdfast.stores.file import changes, claims, rows
 from holdfast.stores.file.notifications import Fifo, unique
 from holdfast.stores.file.transaction import Transaction
-from holdfast.stores.file.waiters import LENGTH, Handed, Offer
+from holdfast.stores.file.waiters import LENGTH, HandOff, Waiter
 
 if TYPE_CHECKING:
     from holdfast.stores.file.engine import Engine
@@ -41,7 +41,7 @@ _decode_message = msgpack.Decoder(tuple[int, int, str, str, rows.Row]).decode
 
 
 class FileInbox:
-    """One worker's claims and offers. Belongs to one event loop."""
+    """One worker's claims, and the FIFO in which it receives jobs. Belongs to one event loop."""
 
     def __init__(self, engine: Engine, folder: Path, deliver: Deliver) -> None:
         self.name = unique()
@@ -52,9 +52,9 @@ class FileInbox:
         self._leaving = False
         self._ended = False
         self._arrived: dict[int, int] = {}
-        """The tokens of what came, each with the number of its offer."""
+        """The tokens of the jobs that arrived, and the number of the registration of each."""
         self._lost: list[tuple[int, int]] = []
-        """What was handed over and never came, to be released: its sender died before it could send."""
+        """Jobs to release: they were handed off but never arrived, because the sender died before it could send."""
         self._fifo = Fifo(folder / self.name, self._loop, self._read)
         self._pid = os.getpid()
 
@@ -68,29 +68,29 @@ class FileInbox:
         return self._registrations.needs_claim
 
     @property
-    def hears(self) -> bool:
-        """Whether what is sent here arrives."""
+    def can_receive(self) -> bool:
+        """Whether a job sent to it arrives."""
         return not self._ended and not self._fifo.is_dead
 
     async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:
-        # What comes while we ask is not known to whoever told us his room.
-        got = {number: offer.received for number, offer in self._registrations.open.items()}
-        offers = request.lease_ms >= MIN_LEASE_MS and self.hears and not self._leaving
-        mine = self._registrations.begin(boot_time(), request.lease_ms)
-        room = (request.limit if free is None else free) if offers else 0
+        # Jobs that arrive during the claim are not in the caller's count of free room.
+        received = {number: one.received for number, one in self._registrations.open.items()}
+        registers = request.lease_ms >= MIN_LEASE_MS and self.can_receive and not self._leaving
+        registration = self._registrations.begin(boot_time(), request.lease_ms)
+        room = (request.limit if free is None else free) if registers else 0
         lost = list(self._lost)
-        claimed, given, handed = await self._engine.change(
-            lambda t: _claim(t, request, room, self.name, mine.number, got, lost)
+        claimed, limit, handed_off = await self._engine.change(
+            lambda t: _claim(t, request, room, self.name, registration.number, received, lost)
         )
         del self._lost[: len(lost)]
-        if self._registrations.last is mine:
-            self._registrations.confirm(given)
-        if self._miss(handed, mine.number):
+        if self._registrations.last is registration:
+            self._registrations.confirm(limit)
+        if self._find_lost(handed_off, registration.number):
             return replace(claimed, next_at=claimed.now + RECHECK_MS)
         return claimed
 
     async def close(self) -> None:
-        """Take back what is offered; what was handed over before is here by then. Twice is harmless."""
+        """Withdraw the registration. All jobs handed off before that have arrived by then. Idempotent."""
         self._leaving = True
         if self._ended:
             return
@@ -98,23 +98,26 @@ class FileInbox:
             if self._registrations.last.number:
                 with contextlib.suppress(StoreError, TimeoutError):
                     async with asyncio.timeout(IN_FLIGHT_S):
-                        _, handed = await self._engine.change(lambda t: t.offers.take_back(self.name))
-                        if self._miss(handed, self._registrations.last.number) or self._lost:
+                        _, handed_off = await self._engine.change(lambda t: t.waiters.withdraw(self.name))
+                        if self._find_lost(handed_off, self._registrations.last.number) or self._lost:
                             await self._engine.change(lambda t: _release(t, self._lost))
         finally:
             self.end()
 
-    def _miss(self, handed: Sequence[tuple[int, int]], number: int) -> bool:
-        """Whether anything of what was handed over before this offer never came; it is released with the next claim."""
-        if any(token not in self._arrived for _, token in handed) and self._fifo.is_here:
-            self._fifo.read()  # What was sent is here by now: it is written under the lock that we have had since.
-        lost = [(seq, token) for seq, token in handed if token not in self._arrived]
+    def _find_lost(self, handed_off: Sequence[tuple[int, int]], number: int) -> bool:
+        """Note the jobs that were handed off before this registration and never arrived; whether there are any.
+
+        The next claim releases them.
+        """
+        if any(token not in self._arrived for _, token in handed_off) and self._fifo.is_here:
+            self._fifo.read()  # Senders write under the lock that we have held since: their messages are here by now.
+        lost = [(seq, token) for seq, token in handed_off if token not in self._arrived]
         self._arrived = {token: under for token, under in self._arrived.items() if under >= number}
         self._lost += lost
         return bool(lost)
 
     def end(self) -> None:
-        """Hear nothing more but what was sent. From any thread."""
+        """Read the messages already sent, and receive nothing more. From any thread."""
         if not self._ended:
             self._ended = True
             if self._pid != os.getpid():
@@ -122,16 +125,18 @@ class FileInbox:
             if self._fifo.is_here:
                 self._fifo.read()
             self._fifo.close()
-            self._engine.posts.pop(self.name, None)
+            self._engine.inboxes.pop(self.name, None)
 
     def forked(self) -> None:
         """In the child of a fork."""
         self._fifo.forked()
 
-    def take_soon(self, handed: Handed) -> None:
-        """Take a job that was handed over in this process. From any thread."""
-        with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
-            self._loop.call_soon_threadsafe(self._take, handed.offer.number, handed.now, handed.job, handed.lane)
+    def receive_soon(self, handoff: HandOff) -> None:
+        """Receive a job that was handed off in this process. From any thread."""
+        with contextlib.suppress(RuntimeError):  # The event loop has been closed.
+            self._loop.call_soon_threadsafe(
+                self._receive, handoff.waiter.number, handoff.now, handoff.job, handoff.lane
+            )
 
     def _read(self, data: bytes) -> None:
         at = 0
@@ -144,50 +149,54 @@ class FileInbox:
                 number, now, tenant, queue, row = _decode_message(message)
                 job = rows.to_job(row, tenant, queue)
             except (MsgspecError, ValueError, IndexError):
-                continue  # Of another version: its lease runs out.
-            self._take(number, now, job, row[1])
+                continue  # Written by another version: the job's lease expires.
+            self._receive(number, now, job, row[1])
 
-    def _take(self, number: int, now: int, job: Job, lane: int) -> None:
+    def _receive(self, number: int, now: int, job: Job, lane: int) -> None:
         self._arrived[job.token] = number
-        offer = self._registrations.arrived(number, 1)
-        if offer is not None:
+        registration = self._registrations.arrived(number, 1)
+        if registration is not None:
             self._engine.remember(job, lane)
-            self._deliver(Claimed([job], now, None), offer.sent_at)
+            self._deliver(Claimed([job], now, None), registration.sent_at)
 
 
 def _claim(
     t: Transaction,
     request: ClaimRequest,
     room: int,
-    post: str,
+    inbox: str,
     number: int,
-    got: Mapping[int, int],
+    received: Mapping[int, int],
     lost: Sequence[tuple[int, int]],
 ) -> tuple[Claimed, int, list[tuple[int, int]]]:
-    """Claim, and offer to take the rest; the jobs, how many are offered to be taken, and what was sent before."""
+    """Claim, and register as a waiter for the rest of the room.
+
+    Returns the jobs, how many more the worker is registered for, and the jobs handed off under the last registration.
+    """
     _release(t, lost)
-    before, handed = t.offers.take_back(post)
-    # What was handed over and was not here when we were asked takes up room.
-    coming = max(0, len(handed) - got.get(before, len(handed)))
-    limit = request.limit - coming
+    before, handed_off = t.waiters.withdraw(inbox)
+    # Jobs that were handed off and had not arrived when the claim was made take up room.
+    in_flight = max(0, len(handed_off) - received.get(before, len(handed_off)))
+    limit = request.limit - in_flight
     if limit <= 0:
-        return Claimed([], t.now, t.now + RECHECK_MS), 0, handed
-    claimed = claims.claim(t, replace(request, limit=limit) if coming else request)
+        return Claimed([], t.now, t.now + RECHECK_MS), 0, handed_off
+    claimed = claims.claim(t, replace(request, limit=limit) if in_flight else request)
     count = len(claimed.jobs)
-    given = max(0, min(limit - count, room - coming - count, MAX_ROOM))
+    registered = max(0, min(limit - count, room - in_flight - count, MAX_ROOM))
     again = [] if claimed.next_at is None else [claimed.next_at]
-    if given:
+    if registered:
         until = t.now + registered_ms(request.lease_ms)
         queues = list(dict.fromkeys(request.queues))
-        t.offers.add(Offer(post, number, request.worker_id, request.tenant, queues, request.lease_ms, given, until))
+        worker, tenant, lease_ms = request.worker_id, request.tenant, request.lease_ms
+        t.waiters.add(Waiter(inbox, number, worker, tenant, queues, lease_ms, registered, until))
         again.append(renew_at(t.now, request.lease_ms))
-    elif coming:
+    elif in_flight:
         again.append(t.now + RECHECK_MS)
-    return Claimed(claimed.jobs, claimed.now, min(again, default=None)), given, handed
+    return Claimed(claimed.jobs, claimed.now, min(again, default=None)), registered, handed_off
 
 
 def _release(t: Transaction, lost: Sequence[tuple[int, int]]) -> None:
-    """Give back what was leased to us and never came, with its attempt. [RETRY-5]"""
+    """Release the jobs that were leased to this worker and never arrived, with their attempts. [RETRY-5]"""
     for seq, token in lost:
         key = t.key_of(seq)
         if key is not None:

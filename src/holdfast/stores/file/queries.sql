@@ -1,4 +1,5 @@
--- Every statement of the file store, by name. {job} stands for the columns of rows.JOB_COLUMNS.
+-- Every statement of the file store, by name. sql.py fills in the placeholders: {job} the columns of rows.JOB_COLUMNS,
+-- {leased}, {completed} and {failed} the numbers of states. Waiting states are below {leased}, terminal ones above it.
 
 -- name: counters
 SELECT seq, token, event, trimmed, gone, shift, frozen_at FROM counters;
@@ -38,22 +39,23 @@ INSERT INTO payloads VALUES (?, ?);
 UPDATE jobs SET state = ?, visible_at = ?, extra = ?, attempts = ?, events = ?, token = ?, deadline = ?, held = ?,
     finished_at = ?, expires_at = ?, result = ?
 WHERE seq = ?;
--- The two hot moves, for a whole batch in one step: tokens go up by one from ?1 in the order of the array ...
+-- Claims a whole batch in one statement: tokens count up from ?1 in the order of the array.
 -- name: save_claimed
-UPDATE jobs SET state = 4, attempts = attempts + 1, events = events + 1, token = ?1 + batch.key, deadline = ?2, held = ?3
+UPDATE jobs SET state = {leased}, attempts = attempts + 1, events = events + 1, token = ?1 + batch.key, deadline = ?2, held = ?3
 FROM json_each(?4) AS batch WHERE jobs.seq = batch.value;
--- ... and a completion goes through only for the lease that is still live, of the job that it is said to be (a restored
--- database may have another one under this number), and only if its number is the next. [LEASE-1, TENANT-2, EVENT-1]
+-- Completes a whole batch in one statement. It updates only jobs whose lease is still live, that have the expected lane
+-- and id (a restored database may have another job under this seq), and whose event number is the expected one.
+-- [LEASE-1, TENANT-2, EVENT-1]
 -- name: save_completed
-UPDATE jobs SET state = 5, deadline = 0, events = events + 1, finished_at = ?1, expires_at = batch.value ->> 2,
+UPDATE jobs SET state = {completed}, deadline = 0, events = events + 1, finished_at = ?1, expires_at = batch.value ->> 2,
     result = substr(?2, batch.value ->> 3, batch.value ->> 4)
 FROM json_each(?3) AS batch
-WHERE jobs.seq = batch.value ->> 0 AND state = 4 AND token = batch.value ->> 1 AND deadline > ?1
+WHERE jobs.seq = batch.value ->> 0 AND state = {leased} AND token = batch.value ->> 1 AND deadline > ?1
     AND lane = batch.value ->> 5 AND jobs.id = batch.value ->> 6 AND events = batch.value ->> 7;
--- The same for one alone.
+-- The same for a single job.
 -- name: save_one_completed
-UPDATE jobs SET state = 5, deadline = 0, events = events + 1, finished_at = ?1, expires_at = ?2, result = ?3
-WHERE seq = ?4 AND state = 4 AND token = ?5 AND deadline > ?1 AND lane = ?6 AND id = ?7 AND events = ?8;
+UPDATE jobs SET state = {completed}, deadline = 0, events = events + 1, finished_at = ?1, expires_at = ?2, result = ?3
+WHERE seq = ?4 AND state = {leased} AND token = ?5 AND deadline > ?1 AND lane = ?6 AND id = ?7 AND events = ?8;
 -- name: save_deadline
 UPDATE jobs SET deadline = ?, events = ? WHERE seq = ?;
 -- name: save_progress
@@ -80,23 +82,23 @@ DELETE FROM keys WHERE (lane, type, key) IN
 -- name: add_events
 INSERT INTO events VALUES (?, ?, ?, ?, ?, ?);
 
--- Claiming. The arms of a claim (one for each rank, see claims.py) walk jobs_waiting: jobs that are not due yet
--- never stand before those that are.
+-- Claiming. The arms of a claim (one for each rank, see sql.py) walk jobs_waiting: a job that is not due yet never
+-- precedes one that is.
 -- name: visible_arm
 SELECT * FROM (SELECT {job} FROM jobs
-    WHERE lane = ?1 AND state < 4 AND rank = {rank} AND visible_at <= ?2 ORDER BY visible_at, seq LIMIT ?3 + ?4)
+    WHERE lane = ?1 AND state < {leased} AND rank = {rank} AND visible_at <= ?2 ORDER BY visible_at, seq LIMIT ?3 + ?4)
 -- name: any_visible_arm
-SELECT * FROM (SELECT 1 FROM jobs WHERE lane = ?1 AND state < 4 AND rank = {rank} AND visible_at <= ?2 LIMIT 1)
+SELECT * FROM (SELECT 1 FROM jobs WHERE lane = ?1 AND state < {leased} AND rank = {rank} AND visible_at <= ?2 LIMIT 1)
 -- name: soonest_arm
-SELECT min(visible_at) AS at FROM jobs WHERE lane = ?1 AND state < 4 AND rank = {rank}
+SELECT min(visible_at) AS at FROM jobs WHERE lane = ?1 AND state < {leased} AND rank = {rank}
 -- name: lane_paused
 SELECT paused FROM lanes WHERE lane = ?;
 -- name: any_expired
-SELECT 1 FROM jobs WHERE state = 4 AND deadline <= ? LIMIT 1;
+SELECT 1 FROM jobs WHERE state = {leased} AND deadline <= ? LIMIT 1;
 -- name: expired_leases
-SELECT {job} FROM jobs WHERE state = 4 AND deadline <= ? ORDER BY deadline, seq LIMIT ?;
+SELECT {job} FROM jobs WHERE state = {leased} AND deadline <= ? ORDER BY deadline, seq LIMIT ?;
 -- name: next_deadline
-SELECT min(deadline) FROM jobs WHERE state = 4;
+SELECT min(deadline) FROM jobs WHERE state = {leased};
 -- name: lanes_in_turns
 SELECT time, tenant, lane FROM lanes WHERE queue = ? AND in_turns = 1 ORDER BY time, tenant;
 -- name: lanes_entering
@@ -121,28 +123,28 @@ SELECT floor FROM floors WHERE queue = ?;
 -- name: set_floor
 INSERT INTO floors VALUES (?, ?) ON CONFLICT (queue) DO UPDATE SET floor = max(floor, excluded.floor);
 
--- Reading.
+-- Reads.
 -- name: list_waiting
 SELECT {job} FROM jobs
-WHERE lane = ? AND state < 4 AND (rank, visible_at, seq) > (?, ?, ?) ORDER BY rank, visible_at, seq LIMIT ?;
+WHERE lane = ? AND state < {leased} AND (rank, visible_at, seq) > (?, ?, ?) ORDER BY rank, visible_at, seq LIMIT ?;
 -- name: list_leased
 SELECT {job} FROM jobs
-WHERE +lane = ? AND state = 4 AND deadline >= ?2 AND (deadline, seq) > (?2, ?3) ORDER BY deadline, seq LIMIT ?4;
+WHERE +lane = ? AND state = {leased} AND deadline >= ?2 AND (deadline, seq) > (?2, ?3) ORDER BY deadline, seq LIMIT ?4;
 -- name: list_ended
 SELECT {job} FROM jobs
-WHERE lane = ? AND state > 4 AND (finished_at, seq) > (?, ?) ORDER BY finished_at, seq LIMIT ?;
+WHERE lane = ? AND state > {leased} AND (finished_at, seq) > (?, ?) ORDER BY finished_at, seq LIMIT ?;
 -- name: list_dead
 SELECT {job} FROM jobs
-WHERE lane = ? AND state = 6 AND (finished_at, seq) > (?, ?) ORDER BY finished_at, seq LIMIT ?;
+WHERE lane = ? AND state = {failed} AND (finished_at, seq) > (?, ?) ORDER BY finished_at, seq LIMIT ?;
 -- name: queues_of
 SELECT queue, paused OR waiting + leased + completed + failed + canceled > 0 FROM lanes
 WHERE tenant = ? AND queue > ? ORDER BY queue LIMIT ?;
 -- name: lane_counts
 SELECT lane, paused, waiting, leased, completed, failed, canceled FROM lanes WHERE tenant = ? AND queue = ?;
 -- name: future_arm
-SELECT state, count(*) FROM jobs WHERE lane = ?1 AND state < 4 AND rank = {rank} AND visible_at > ?2 GROUP BY state
+SELECT state, count(*) FROM jobs WHERE lane = ?1 AND state < {leased} AND rank = {rank} AND visible_at > ?2 GROUP BY state
 -- name: expired_counts
-SELECT state, count(*) FROM jobs WHERE state > 4 AND expires_at <= ? AND +lane = ? GROUP BY state;
+SELECT state, count(*) FROM jobs WHERE state > {leased} AND expires_at <= ? AND +lane = ? GROUP BY state;
 -- name: lanes_behind
 SELECT tenant, queue, waiting + leased + completed + failed + canceled > 0 FROM lanes
 WHERE (tenant, queue) > (?, ?) ORDER BY tenant, queue LIMIT ?;
@@ -208,8 +210,8 @@ DELETE FROM workers WHERE expires_at <= ?;
 -- name: workers
 SELECT worker_id, expires_at, info, started_at, seen_at FROM workers WHERE worker_id > ? ORDER BY worker_id LIMIT ?;
 -- name: forgotten_jobs
-SELECT {job} FROM jobs WHERE state > 4 AND expires_at <= ? ORDER BY expires_at, seq LIMIT ?;
--- The log, for trimming: a chunk of one lane is not read, unless it is cut in two.
+SELECT {job} FROM jobs WHERE state > {leased} AND expires_at <= ? ORDER BY expires_at, seq LIMIT ?;
+-- Trimming. The content of a chunk of one lane is read only if the chunk is cut in two.
 -- name: slowest_readers
 SELECT tenant, min(n) FROM readers GROUP BY tenant;
 -- name: kept_events

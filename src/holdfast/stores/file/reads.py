@@ -1,4 +1,4 @@
-"""Reading, on a snapshot beside the writer: get, list, stats, events, settings."""
+"""Reads on a snapshot, concurrent with the writer: get, list, stats, events, settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
-from holdfast.core import lifecycle
+from holdfast.core import codes, lifecycle
 from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.dedup import Binding, expired
 from holdfast.core.errors import EventsTrimmed, InvalidOption
@@ -37,7 +37,7 @@ from holdfast.stores.file.sql import FUTURE, OLDEST_READY, SQL
 from holdfast.stores.file.transaction import clock
 
 SCAN = 10_000
-"""How many rows or events a page looks through at most before it answers with what it has."""
+"""The most rows or events that one page scans before it returns what it has found."""
 
 _OFFSET = re.compile(r"([0-9]{1,18})(\.[0-9]{1,10})?")
 
@@ -52,7 +52,7 @@ def now(db: sqlite3.Connection) -> int:
 
 
 def get(db: sqlite3.Connection, keys: Sequence[JobKey]) -> list[Job | None]:
-    """Jobs by key, as shown now."""
+    """Jobs by key, in their current state."""
     at = now(db)
     lanes: dict[tuple[str, str], int | None] = {}
     found: list[Job | None] = []
@@ -79,7 +79,7 @@ def key_holders(db: sqlite3.Connection, items: Sequence[NewJob]) -> list[str | N
 
 
 def list_jobs(db: sqlite3.Connection, query: ListQuery) -> Page:
-    """A page: waiting in claim order, then leased by deadline, then ended by time."""
+    """A page of jobs: waiting ones in claim order, then leased ones by deadline, then ended ones by time."""
     at = now(db)
     lane = _lane(db, query.tenant, query.queue, {})
     if lane is None:
@@ -98,7 +98,7 @@ def list_jobs(db: sqlite3.Connection, query: ListQuery) -> Page:
 
 
 def _walk(db: sqlite3.Connection, lane: int, query: ListQuery) -> Iterator[tuple[str, Job]]:
-    """The jobs of a lane from the cursor on, each with the cursor that stands for it."""
+    """The jobs of a lane from the cursor on, each with its own cursor."""
     start, after = _parse_cursor(query.cursor)
     only_dead = query.states == frozenset({JobState.FAILED})
     segments = (
@@ -118,13 +118,13 @@ def _walk(db: sqlite3.Connection, lane: int, query: ListQuery) -> Iterator[tuple
 
 
 def stats(db: sqlite3.Connection, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
-    """Counts per state as shown now."""
+    """Counts by current state."""
     at = now(db)
     return [_stats(db, tenant, queue, at) for queue in queues]
 
 
 def queue_page(db: sqlite3.Connection, tenant: str, cursor: str | None, limit: int) -> QueuePage:
-    """Looks at up to `limit` queues, with jobs or without."""
+    """A page of queues with jobs. Scans up to `limit` queues."""
     found = db.execute(SQL["queues_of"], (tenant, name_cursor(cursor), limit)).fetchall()
     names = [queue for queue, used in found if used]
     return QueuePage(stats(db, tenant, names), found[-1][0] if len(found) == limit else None)
@@ -137,41 +137,41 @@ def _stats(db: sqlite3.Connection, tenant: str, queue: str, at: int) -> QueueSta
         return QueueStats(queue, counts, None, paused=False, now=at)
     lane, paused, waiting, leased, completed, failed, canceled = row
     for code, count in db.execute(FUTURE, (lane, at)):
-        counts[rows.STATES[code]] += count
+        counts[codes.STATES[code]] += count
     counts[JobState.READY] = waiting - sum(counts.values())
     counts[JobState.LEASED] = leased
     counts[JobState.COMPLETED], counts[JobState.FAILED], counts[JobState.CANCELED] = completed, failed, canceled
     for code, count in db.execute(SQL["expired_counts"], (at, lane)):
-        counts[rows.STATES[code]] -= count
+        counts[codes.STATES[code]] -= count
     oldest = db.execute(OLDEST_READY, (lane, at)).fetchone()[0] if counts[JobState.READY] else None
     return QueueStats(queue, counts, oldest, paused=bool(paused), now=at)
 
 
 def tenant_page(db: sqlite3.Connection, cursor: str | None, limit: int) -> TenantPage:
-    """Who has jobs or settings here. Looks at a bounded number of queues."""
+    """A page of tenants with jobs or settings. Scans a limited number of queues."""
     after = tenant_cursor(cursor)
     names, stop = _with_jobs(db, after, limit)
-    again = after[0] if after[1] else None  # Of this one it was not known yet.
+    again = after[0] if after[1] else None  # The last page stopped inside this tenant.
     settings = [row[0] for row in db.execute(SQL["tenants_with_settings"], (after[0], again, limit + 1))]
     return tenant_page_of(names, settings, stop, limit)
 
 
 def _with_jobs(db: sqlite3.Connection, after: tuple[str, str], limit: int) -> tuple[list[str], tuple[str, str] | None]:
-    """The next tenants that have jobs, and where the look ended, None for the end."""
+    """The next tenants that have jobs, and where the scan stopped: None at the end."""
     names: list[str] = []
-    looks = QUEUES_LOOKED_AT
+    remaining = QUEUES_LOOKED_AT
     if not after[1]:
         after = (after[0], BEHIND_ALL)
-    while looks > 0 and len(names) < limit:
-        for tenant, queue, used in db.execute(SQL["lanes_behind"], (*after, looks)):
-            looks -= 1
+    while remaining > 0 and len(names) < limit:
+        for tenant, queue, used in db.execute(SQL["lanes_behind"], (*after, remaining)):
+            remaining -= 1
             after = (tenant, queue)
             if used:
                 names.append(tenant)
                 after = (tenant, BEHIND_ALL)
                 break
         else:
-            if looks > 0:
+            if remaining > 0:
                 return names, None
     return names, (after[0], "" if after[1] == BEHIND_ALL else after[1])
 
@@ -183,11 +183,11 @@ def purge_counts(db: sqlite3.Connection, tenant: str | None, cursor: str | None,
 
 
 def events(db: sqlite3.Connection, tenant: str | None, after: str | None, limit: int) -> EventPage:
-    """Events after an offset; the log is in commit order because there is one writer at a time. [EVENT-2]"""
+    """Events after an offset. The log is in commit order, because only one writer runs at a time. [EVENT-2]"""
     start, end = _ends(db, after, tenant)
     offset = after or offset_at(db, start)
     gaps = [] if tenant else _cuts(db, start)
-    # A tenant's page looks through a bounded part of the log, whatever it finds there. [EVENT-3]
+    # A tenant's page scans a limited part of the log, however few events it finds. [EVENT-3]
     stop = _on(db, start, max(limit, SCAN), end)
     names = _Names(db)
     page: list[Event] = []
@@ -202,31 +202,31 @@ def events(db: sqlite3.Connection, tenant: str | None, after: str | None, limit:
             owner, queue = names.of(logged[2])
             if tenant is None or owner == tenant:
                 page.append(rows.to_event(last, logged, owner, queue))
-    # Not what was found last: events that are missing at the end would be looked for again and again.
+    # Not the last event found: the next page would scan the missing events at the end again.
     last = last if reached == stop else offset_at(db, stop)
     return EventPage(page, last, stop < end, _gaps(db, gaps, offset, stop, last))
 
 
 def _cuts(db: sqlite3.Connection, start: int) -> list[tuple[str, int]]:
-    """The tenants of which events behind `start` are gone, and up to where."""
+    """The tenants that have lost events after `start`, and the last one that each has lost."""
     return db.execute(SQL["cuts_behind"], (start,)).fetchall()
 
 
 def _gaps(db: sqlite3.Connection, cuts: list[tuple[str, int]], after: str, reached: int, last: str) -> list[Gap]:
-    """What of them is gone up to where a page has reached."""
+    """The gaps in a page that ends at `reached`."""
     return [Gap(tenant, after, offset_at(db, n) if n < reached else last) for tenant, n in cuts if after != last]
 
 
 def _on(db: sqlite3.Connection, start: int, count: int, end: int) -> int:
-    """So many numbers on from `start`, not counting those of events that are gone right behind it."""
+    """The number `count` events after `start`, not counting trimmed events directly after it."""
     row = db.execute(SQL["first_behind"], (start,)).fetchone()
     return end if row is None else min(end, max(start, row[0] - 1) + count)
 
 
 def _ends(db: sqlite3.Connection, after: str | None, tenant: str | None = None) -> tuple[int, int]:
-    """Where to go on after an offset, and where the log ends.
+    """The event number to continue after, and the last one in the log.
 
-    Raises EventsTrimmed where events of the tenant are gone in between, or, without one, events of all tenants.
+    Raises EventsTrimmed if events of the tenant after the offset are gone; without a tenant, if those of all are.
     """
     _, _, end, trimmed, *_ = db.execute(SQL["counters"]).fetchone()
     row = db.execute(SQL["cut_of"], (tenant,)).fetchone() if tenant else (trimmed,)
@@ -245,7 +245,7 @@ def _number(db: sqlite3.Connection, offset: str) -> int:
 
 
 def bounds(db: sqlite3.Connection, after: str | None, most: int | None, end: str | None) -> tuple[str, str]:
-    """From where and up to where to read."""
+    """The offsets to read between."""
     start, last = _ends(db, after)
     if end is not None:
         last = _number(db, end)
@@ -254,7 +254,7 @@ def bounds(db: sqlite3.Connection, after: str | None, most: int | None, end: str
 
 
 def split(db: sqlite3.Connection, after: str, end: str, size: int) -> list[LogRange]:
-    """The log between two offsets, in pieces: of `size` events, or fewer where some are gone."""
+    """The log between two offsets, in ranges of up to `size` events."""
     start, _ = _ends(db, after)
     stop = _number(db, end)
     edges = [offset_at(db, start)]
@@ -264,10 +264,10 @@ def split(db: sqlite3.Connection, after: str, end: str, size: int) -> list[LogRa
     return [LogRange(0, one, other) for one, other in pairwise(edges)]
 
 
-def read(db: sqlite3.Connection, stretch: LogRange, limit: int) -> LogPage:
-    """The first events of a piece."""
-    start, _ = _ends(db, stretch.after)
-    end = _number(db, stretch.end)
+def read(db: sqlite3.Connection, log_range: LogRange, limit: int) -> LogPage:
+    """The first events of a range."""
+    start, _ = _ends(db, log_range.after)
+    end = _number(db, log_range.end)
     stop = _on(db, start, limit, end)
     names = _Names(db)
     found = Gathered()
@@ -277,11 +277,11 @@ def read(db: sqlite3.Connection, stretch: LogRange, limit: int) -> LogPage:
         part = rows.to_columns(first, mark, chunk, names.of)
         found.add(part.part(max(0, start + 1 - first), stop + 1 - first))
     last = offset_at(db, stop)
-    return LogPage(found.parts, last, stop < end, _gaps(db, _cuts(db, start), stretch.after, stop, last))
+    return LogPage(found.parts, last, stop < end, _gaps(db, _cuts(db, start), log_range.after, stop, last))
 
 
 class _Names:
-    """The names of lanes, read as they are needed."""
+    """The names of lanes, read as needed."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -300,7 +300,7 @@ def last_offset(db: sqlite3.Connection) -> str:
 
 
 def readers(db: sqlite3.Connection, tenant: str | None) -> list[Reader]:
-    """Registered readers."""
+    """The registered readers."""
     found = db.execute(SQL["readers"], (tenant or "",)).fetchall()
     return [Reader(tenant, name, offset_at(db, n)) for name, n in found]
 
@@ -315,12 +315,12 @@ def settings(db: sqlite3.Connection, tenant: str) -> list[TenantSettings]:
 
 
 def usage(db: sqlite3.Connection, tenant: str) -> Usage:
-    """What a tenant keeps, by the counts of its queues."""
+    """A tenant's usage, from the counters of its queues."""
     return Usage(*db.execute(SQL["usage"], (tenant,)).fetchone())
 
 
 def worker_page(db: sqlite3.Connection, tenant: str | None, cursor: str | None, limit: int) -> WorkerPage:
-    """Living workers, of up to `limit` that were looked at."""
+    """A page of live workers. Scans up to `limit` workers."""
     found = db.execute(SQL["workers"], (name_cursor(cursor, check_id), limit)).fetchall()
     at = now(db)
     living = [
@@ -335,8 +335,8 @@ def worker_page(db: sqlite3.Connection, tenant: str | None, cursor: str | None, 
 def offset_at(db: sqlite3.Connection, n: int) -> str:
     """The offset of the n-th event: its number, and a check value of its chunk.
 
-    Where a backup was restored in place, other events have the numbers of those that are gone: the check value tells
-    them apart. Where nothing is kept that it could name, as at the beginning of the log, an offset is a number alone.
+    After a backup is restored in place, new events reuse numbers: the check value tells them apart. Where no chunk is
+    kept, as at the beginning of the log, an offset is only a number.
     """
     row = db.execute(SQL["chunk_at"], (n,)).fetchone()
     if row is not None and row[0] <= n:
@@ -348,10 +348,10 @@ def offset_at(db: sqlite3.Connection, n: int) -> str:
 def position(db: sqlite3.Connection, offset: str, end: int, trimmed: int) -> int:
     """The number of the event that an offset names.
 
-    An offset without a check value is taken at its word, and so is that of an event that is gone from between others.
+    An offset without a check value cannot be checked, nor can that of an event that was trimmed between others.
 
-    Raises InvalidOption if it is no offset, EventsTrimmed if the log has another event there, or none any more: what
-    the reader missed is not known, so it goes on with the oldest event that is kept. [EVENT-2]
+    Raises InvalidOption if it is not an offset. Raises EventsTrimmed if the log has another event there or none any
+    more: it is unknown what the reader missed, so it continues with the oldest event kept. [EVENT-2]
     """
     match = _OFFSET.fullmatch(offset)
     if match is None or (int(match[1]) > end and not match[2]):

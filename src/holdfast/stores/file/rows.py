@@ -1,4 +1,4 @@
-"""Rows of the `jobs` table and chunks of the log, and the structs that they stand for."""
+"""Converts between jobs and rows of `jobs`, and between events and chunks of the log."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, cast
 from msgspec import Struct, field, msgpack
 from msgspec.structs import replace
 
+from holdfast.core.codes import STATE_CODES, STATES
 from holdfast.core.events import Event, EventColumns, EventKind, Numbered
 from holdfast.core.job import AttemptError, Envelope, IdempotencyKey, Job, JobState, Progress, Result
 
@@ -22,17 +23,10 @@ JOB_COLUMNS = (
 )
 COLUMN = {name: n for n, name in enumerate(JOB_COLUMNS.split(", "))}
 
-# The order is part of the file: < 4 waiting, = 4 leased, > 4 ended. New states go to the end of their range.
-STATES = (
-    JobState.BLOCKED, JobState.SCHEDULED, JobState.READY, JobState.RETRYING,
-    JobState.LEASED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED,
-)  # fmt: skip
-CODES = {state: code for code, state in enumerate(STATES)}
-
 SMALL = 1024
-"""Payloads up to this size stand in the row of their job."""
+"""Payloads up to this size are in the row of their job."""
 ELSEWHERE = bytes(bytearray(b"(in payloads)"))
-"""Stands for a payload that was not read with its row; compared by identity."""
+"""Placeholder for a payload that was not read with its row; compared by identity."""
 
 Row = tuple[Any, ...]
 LoggedEvent = tuple[int, str, int, str, str, int, int, str, int, dict[str, Any]]
@@ -40,7 +34,7 @@ _Chunk = tuple[
     int, list[int], list[str], list[int], list[str], list[str], list[int], list[int], list[str], list[int],
     list[dict[str, Any]],
 ]  # fmt: skip
-"""How many events, and their columns; one value stands for all."""
+"""The number of events, and their columns. A column of one value has that value for all events."""
 
 _lane_of = itemgetter(2)
 """The lane of a logged event."""
@@ -52,7 +46,7 @@ _decode_chunk = msgpack.Decoder(_Chunk).decode
 
 
 class _Extra(Struct, array_like=True):
-    """What most jobs do not have."""
+    """Fields that most jobs do not use."""
 
     reason: str = ""
     replays: int = 0
@@ -60,7 +54,7 @@ class _Extra(Struct, array_like=True):
     errors: list[AttemptError] = field(default_factory=list[AttemptError])
     idempotency: IdempotencyKey | None = None
     result_ttl_ms: int | None = None
-    # Which token was spent on what; one that is spent on a completion shows by the state. [LEASE-1]
+    # The last spent token and its outcome; for a completion the state says it. [LEASE-1]
     spent_token: int = 0
     spent: str = ""
     spent_state: str = ""
@@ -73,10 +67,11 @@ _NO_EXTRA = _Extra()
 
 
 def new_row(job: Job, lane: int) -> Row:
-    """A fresh job as a row to insert."""
+    """A new job as a row to insert."""
     e = job.envelope
     return (
-        job.seq, lane, job.id, CODES[job.state], 9 - e.priority, job.visible_at, f"{job.enqueued_at}:{e.request_id}",
+        job.seq, lane, job.id, STATE_CODES[job.state], 9 - e.priority, job.visible_at,
+        f"{job.enqueued_at}:{e.request_id}",
         _head(e.type, e.codec, e.version, e.priority, e.max_attempts, e.backoff, e.timeout_ms, e.result_ttl_ms)
         if e.headers is None else _encode(replace(e, payload=b"", request_id="", idempotency=None)),
         e.payload if len(e.payload) <= SMALL else None, None if e.idempotency is None else pack_extra(job),
@@ -84,7 +79,7 @@ def new_row(job: Job, lane: int) -> Row:
 
 
 def full_row(job: Job, lane: int) -> Row:
-    """A job in all its columns, for `to_job`; a large payload is not in it."""
+    """All columns of a job, for `to_job`, without a large payload."""
     return (
         *new_row(job, lane)[:-1], pack_extra(job), job.attempts, job.events, job.token, job.deadline,
         pack_held(job), job.finished_at, job.expires_at, None if job.result is None else _encode(job.result),
@@ -92,25 +87,25 @@ def full_row(job: Job, lane: int) -> Row:
 
 
 def is_small(job: Job) -> bool:
-    """Whether the payload is at hand and stands in the row."""
+    """Whether the payload has been read and is in the row."""
     return job.envelope.payload is not ELSEWHERE and len(job.envelope.payload) <= SMALL
 
 
 def changed_row(job: Job) -> Row:
-    """A job's changing columns, and last its seq."""
+    """A job's columns that change, then its seq."""
     return (
-        CODES[job.state], job.visible_at, pack_extra(job), job.attempts, job.events, job.token, job.deadline,
+        STATE_CODES[job.state], job.visible_at, pack_extra(job), job.attempts, job.events, job.token, job.deadline,
         pack_held(job), job.finished_at, job.expires_at, None if job.result is None else _encode(job.result), job.seq,
     )  # fmt: skip
 
 
 def pack_held(job: Job) -> str | None:
-    """When and by whom the job was last leased."""
+    """The time and the worker of the last lease."""
     return None if job.claimed_at is None else f"{job.claimed_at}:{job.worker_id}"
 
 
 def pack_extra(job: Job) -> bytes | None:
-    """What most jobs do not need, as one column."""
+    """The fields that most jobs do not use, as one column; None if all are unused."""
     key = job.envelope.idempotency
     ttl = None if job.result_ttl_ms == job.envelope.result_ttl_ms else job.result_ttl_ms
     spent = job.spent if job.state is not JobState.COMPLETED else ""
@@ -127,7 +122,7 @@ def pack_extra(job: Job) -> bytes | None:
 
 
 def to_job(row: Row, tenant: str, queue: str) -> Job:
-    """A row of JOB_COLUMNS as a job; a payload that stands elsewhere is left there (see `fill_payload`)."""
+    """A row of JOB_COLUMNS as a job, without a large payload (see `fill_payload`)."""
     seq, _, id_, code, _, visible_at, origin, head, payload, more, attempts, events, token, deadline, held, *ends = row
     e = _read_head(head)
     x = _NO_EXTRA if more is None else _decode_extra(more)
@@ -164,7 +159,7 @@ def _add_extra(job: Job, x: _Extra) -> None:
 
 
 def fill_payload(db: sqlite3.Connection, job: Job) -> Job:
-    """Read the payload of a job whose row did not have it."""
+    """Read the payload if it is not in the job's row."""
     if job.envelope.payload is ELSEWHERE:
         payload = db.execute("SELECT payload FROM payloads WHERE seq = ?", (job.seq,)).fetchone()[0]
         job.envelope = replace(job.envelope, payload=payload)
@@ -172,12 +167,12 @@ def fill_payload(db: sqlite3.Connection, job: Job) -> Job:
 
 
 def pack_result(result: Result) -> bytes:
-    """A result as it stands in its column."""
+    """A result as its column stores it."""
     return _encode(result)
 
 
 def logged(event: Event, lane: int) -> LoggedEvent:
-    """An event as it stands in a chunk."""
+    """An event as a chunk stores it."""
     return (
         event.at, event.kind, lane, event.job_id, event.type, event.attempt, event.token, event.worker_id,
         event.number, event.data,
@@ -185,13 +180,13 @@ def logged(event: Event, lane: int) -> LoggedEvent:
 
 
 def pack_events(chunk: list[LoggedEvent]) -> bytes:
-    """Events as one column of the table: those of one call are much alike, and what they all have is there once."""
+    """Events as one value, by columns: a value that all events share is stored once."""
     columns = (column[:1] if column.count(column[0]) == len(chunk) else column for column in zip(*chunk, strict=True))
     return _encode((len(chunk), *columns))
 
 
 def chunk_row(first: int, events: list[LoggedEvent], mark: int | None = None) -> Row:
-    """A row of the log; `mark`: they were written in a larger chunk."""
+    """A row of the log. `mark` is the check value of the larger chunk that the events were first written in, if any."""
     lanes = set(map(_lane_of, events))
     packed = pack_events(events)
     return (
@@ -201,16 +196,16 @@ def chunk_row(first: int, events: list[LoggedEvent], mark: int | None = None) ->
 
 
 def unpack_events(chunk: bytes) -> list[LoggedEvent]:
-    """The events of one column of the table, one by one."""
+    """The events of a chunk."""
     count, *columns, data = _decode_chunk(chunk)
     whole = (column if len(column) == count else column * count for column in columns)
-    # Whoever changes what one says does not change the others.
-    said = data if len(data) == count else [dict(data[0]) for _ in range(count)]
-    return list(zip(*whole, said, strict=True))
+    # A copy for each event: a change to one must not change the others.
+    all_data = data if len(data) == count else [dict(data[0]) for _ in range(count)]
+    return list(zip(*whole, all_data, strict=True))
 
 
 def count_lanes(events: list[LoggedEvent]) -> Counter[int]:
-    """How many events there are of each lane."""
+    """The number of events of each lane."""
     return Counter(map(_lane_of, events))
 
 
@@ -221,12 +216,12 @@ def lanes_of(chunk: bytes) -> list[int]:
 
 
 def check_of(chunk: bytes) -> int:
-    """What tells a chunk from another one with the same numbers."""
+    """A check value that tells a chunk from another one with the same numbers."""
     return zlib.crc32(chunk)
 
 
 def to_event(offset: str, logged: LoggedEvent, tenant: str, queue: str) -> Event:
-    """The event that is logged at an offset."""
+    """The event at an offset."""
     at, kind, _, id_, type_, attempt, token, worker_id, number, data = logged
     return Event(
         cast("EventKind", kind), tenant, queue, id_, type_, at, attempt, token, worker_id, data, offset, number
@@ -234,7 +229,7 @@ def to_event(offset: str, logged: LoggedEvent, tenant: str, queue: str) -> Event
 
 
 def to_columns(first: int, mark: int, chunk: bytes, names: Callable[[int], tuple[str, str]]) -> EventColumns:
-    """The events of a chunk that begins with the `first`."""
+    """The events of a chunk as columns; `first` is the number of its first event."""
     count, at, kind, lanes, id_, type_, attempt, token, worker_id, number, data = _decode_chunk(chunk)
     known = {lane: names(lane) for lane in set(lanes)}
     tenant, queue = [known[lane][0] for lane in lanes], [known[lane][1] for lane in lanes]

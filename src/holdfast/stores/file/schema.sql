@@ -1,23 +1,24 @@
--- The tables of a file store. Whoever changes them, or what stands in them, raises database.SCHEMA_VERSION: a directory
--- of another version is refused.
+-- The tables of a file store. A change to them or to their content must raise database.SCHEMA_VERSION: a directory of
+-- another version is refused.
 --
--- Every move rewrites a row of `jobs`, so it is kept small: large payloads, which never change, stand in `payloads`.
--- States are numbers so that the partial indexes can say: < 4 waiting, = 4 leased, > 4 ended (see rows.py).
+-- Every transition rewrites a row of `jobs`, so rows are small: large payloads never change, and are in `payloads`.
+-- States are numbers (core/codes.py), so that the partial indexes can compare them with {leased}: lower numbers are
+-- waiting states, higher ones are terminal.
 
 CREATE TABLE counters (
     one       INTEGER PRIMARY KEY CHECK (one = 1),
-    seq       INTEGER NOT NULL,  -- last job
-    token     INTEGER NOT NULL,  -- last lease; never goes back
-    event     INTEGER NOT NULL,  -- last event
-    trimmed   INTEGER NOT NULL,  -- events up to this one are gone, of all tenants
-    gone      INTEGER NOT NULL,  -- how many events are gone
+    seq       INTEGER NOT NULL,  -- the last job
+    token     INTEGER NOT NULL,  -- the last lease; never decreases
+    event     INTEGER NOT NULL,  -- the last event
+    trimmed   INTEGER NOT NULL,  -- the events of all tenants up to this one are gone
+    gone      INTEGER NOT NULL,  -- the number of events that are gone
     shift     INTEGER NOT NULL,  -- milliseconds that tests added to the clock
-    frozen_at INTEGER            -- the clock stands here (tests), or NULL: it runs
+    frozen_at INTEGER            -- the time of a frozen clock (tests), or NULL: it runs
 );
 INSERT INTO counters VALUES (1, 0, 0, 0, 0, 0, 0, NULL);
 
--- A lane is one tenant's jobs in one queue name. `time` and `in_turns` are for fair turns between tenants;
--- `next_at` is never later than the moment at which the lane's next waiting job becomes visible.
+-- A lane is one tenant's jobs in one queue name. `time` (virtual time) and `in_turns` give tenants fair turns. `next_at`
+-- is never later than the time at which the lane's next waiting job becomes visible.
 CREATE TABLE lanes (
     lane      INTEGER PRIMARY KEY,
     tenant    TEXT NOT NULL,
@@ -42,7 +43,7 @@ CREATE INDEX lanes_entering ON lanes (queue, next_at) WHERE in_turns = 0 AND pau
 -- The highest virtual time at which a turn was given in a queue name.
 CREATE TABLE floors (queue TEXT PRIMARY KEY, floor INTEGER NOT NULL) WITHOUT ROWID;
 
--- Few columns, and those that a new job leaves at their default last: each column costs at every write.
+-- Few columns, and those that a new job leaves at their default come last: each column costs time at every write.
 CREATE TABLE jobs (
     seq         INTEGER PRIMARY KEY,
     lane        INTEGER NOT NULL,
@@ -51,9 +52,9 @@ CREATE TABLE jobs (
     rank        INTEGER NOT NULL,            -- 9 - priority
     visible_at  INTEGER NOT NULL,
     origin      TEXT NOT NULL,               -- 'enqueued_at:request_id'
-    head        BLOB NOT NULL,               -- the envelope but for payload, request id and key: alike for many jobs
-    payload     BLOB,                        -- NULL: it is large, and stands in `payloads`
-    extra       BLOB,                        -- what most jobs do not have: errors, progress, a key, replays ...
+    head        BLOB NOT NULL,               -- the envelope without payload, request id and key: many jobs share it
+    payload     BLOB,                        -- NULL: it is large, and in `payloads`
+    extra       BLOB,                        -- what few jobs have: errors, progress, a key, replays ...
     attempts    INTEGER NOT NULL DEFAULT 0,
     events      INTEGER NOT NULL DEFAULT 1,  -- the number of its last event
     token       INTEGER NOT NULL DEFAULT 0,
@@ -64,18 +65,18 @@ CREATE TABLE jobs (
     result      BLOB
 );
 CREATE UNIQUE INDEX jobs_id ON jobs (lane, id);
-CREATE INDEX jobs_waiting ON jobs (lane, rank, visible_at) WHERE state < 4;
-CREATE INDEX jobs_leased ON jobs (deadline, seq) WHERE state = 4;
-CREATE INDEX jobs_ended ON jobs (lane, finished_at) WHERE state > 4;
-CREATE INDEX jobs_dead ON jobs (lane, finished_at) WHERE state = 6;
-CREATE INDEX jobs_forgotten ON jobs (expires_at) WHERE state > 4;
+CREATE INDEX jobs_waiting ON jobs (lane, rank, visible_at) WHERE state < {leased};
+CREATE INDEX jobs_leased ON jobs (deadline, seq) WHERE state = {leased};
+CREATE INDEX jobs_ended ON jobs (lane, finished_at) WHERE state > {leased};
+CREATE INDEX jobs_dead ON jobs (lane, finished_at) WHERE state = {failed};
+CREATE INDEX jobs_forgotten ON jobs (expires_at) WHERE state > {leased};
 
 CREATE TABLE payloads (seq INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 
--- Large results of jobs that are gone: prune hands their names out to be deleted from the blob store.
+-- Large results of deleted jobs: prune returns their names, to be deleted from the blob store.
 CREATE TABLE dropped_blobs (name TEXT PRIMARY KEY) WITHOUT ROWID;
 
--- How many jobs of a tenant were purged, from which job on, and when the last one was. [EVENT-1]
+-- The number of purged jobs by tenant, the first of them, and the time of the last purge. [EVENT-1]
 CREATE TABLE purges (
     tenant TEXT PRIMARY KEY,
     series INTEGER NOT NULL,         -- the first job in this count
@@ -95,19 +96,19 @@ CREATE TABLE keys (
 ) WITHOUT ROWID;
 CREATE INDEX keys_expired ON keys (expires_at) WHERE expires_at IS NOT NULL;
 
--- The log, in chunks: the events of one call in one row. Event number n is in the chunk with the least last >= n, if it
--- is kept. Where some of a chunk are gone, each run of those that are left is a chunk of its own.
+-- The log, in chunks: one row has the events of one call. Event number n, if it is kept, is in the chunk with the least
+-- last >= n. If events inside a chunk are trimmed, each run of the remaining ones becomes a chunk of its own.
 CREATE TABLE events (
     last  INTEGER PRIMARY KEY,
     first INTEGER NOT NULL,
-    at    INTEGER NOT NULL,          -- of the last one
-    lane  INTEGER,                   -- of all of them, or NULL: of several lanes
-    mark  INTEGER NOT NULL,          -- the check value of the chunk that they were written in
+    at    INTEGER NOT NULL,          -- time of the last event
+    lane  INTEGER,                   -- NULL: events of several lanes
+    mark  INTEGER NOT NULL,          -- the check value of the chunk as first written
     chunk BLOB NOT NULL
 );
 
--- What is gone of a tenant's events: all up to `n`, whose check value is `mark`, and none behind it. None of its kept
--- ones is at or before `seen`.
+-- The trimmed events of a tenant: all up to `n`, whose check value is `mark`, and none after it. All events that it still
+-- has come after `seen`.
 CREATE TABLE cuts (
     tenant TEXT PRIMARY KEY,
     n      INTEGER NOT NULL,
@@ -117,7 +118,7 @@ CREATE TABLE cuts (
 CREATE INDEX cuts_n ON cuts (n);
 
 CREATE TABLE readers (
-    tenant TEXT NOT NULL,            -- '' reads all tenants
+    tenant TEXT NOT NULL,            -- '' for a reader of all tenants
     name   TEXT NOT NULL,
     n      INTEGER NOT NULL,
     PRIMARY KEY (tenant, name)
@@ -125,7 +126,7 @@ CREATE TABLE readers (
 
 CREATE TABLE settings (
     tenant      TEXT NOT NULL,
-    queue       TEXT NOT NULL,       -- '' is the tenant as a whole
+    queue       TEXT NOT NULL,       -- '' for all queues of the tenant
     weight      REAL,
     max_waiting INTEGER,
     budgets     BLOB,

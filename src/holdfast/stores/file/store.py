@@ -1,4 +1,4 @@
-"""The `Store` face of the file store: each method is one change for the writer, or one read beside it."""
+"""The file store: each method of `Store` is one change for the writer thread, or one concurrent read."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from holdfast.store import (
 from holdfast.stores.file import changes, claims, database, reads, upkeep
 from holdfast.stores.file.engine import Engine
 from holdfast.stores.file.handoff import FileInbox
-from holdfast.stores.file.transaction import Settings, Transaction
+from holdfast.stores.file.transaction import FileSettings, Transaction
 
 CAPABILITIES = Capabilities(
     name="file",
@@ -78,15 +78,15 @@ CAPABILITIES = Capabilities(
     exact_quota=True,
     notes={
         "durable": "Each acknowledged change was flushed to the disk (SQLite WAL, synchronous=FULL).",
-        "survives_power_loss": "As far as the disk keeps its word on fsync; a lost disk loses the jobs on it.",
-        "clock": "The machine's clock: if it is set back, leases and delays last longer by that much.",
-        "frozen writer": "A process stopped in the middle of a write holds up the others until it goes on or ends.",
+        "survives_power_loss": "If the disk honors fsync. A lost disk loses the jobs on it.",
+        "clock": "The machine's clock. If it is set back, leases and delays last longer by that much.",
+        "frozen writer": "A process stopped during a write blocks the others until it continues or ends.",
     },
 )
 
 
 class FileStore:
-    """Jobs in a directory of this machine."""
+    """Jobs in a directory on this machine."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class FileStore:
         self.enforcer = BudgetEnforcer(self, options)
         self._engine = engine
         self._opening = asyncio.Lock()
-        self._posts: weakref.WeakSet[FileInbox] = weakref.WeakSet()
+        self._inboxes: weakref.WeakSet[FileInbox] = weakref.WeakSet()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -131,7 +131,7 @@ class FileStore:
         self.created = database.prepare(
             self._directory, frozen_at=frozen_at, unsafe_fs=self._unsafe_fs, group=self._group
         )
-        settings = Settings(self.options.retention, self.options.all_events, self.options.keep_events)
+        settings = FileSettings(self.options.retention, self.options.all_events, self.options.keep_events)
         engine = Engine(self._directory, settings)
         with contextlib.ExitStack() as undo:
             undo.callback(engine.close)
@@ -145,13 +145,13 @@ class FileStore:
         await self.enforcer.close()
         engine, self._engine = self._engine, None
         if engine is not None:
-            # Others may go on with the engine: what is sent to this handle would not be heard any more.
-            for post in self._posts:
-                post.end()
+            # Other handles may keep the engine open: jobs must not be handed off to the inboxes of this one.
+            for inbox in self._inboxes:
+                inbox.end()
             await asyncio.to_thread(engine.leave)
 
     async def sibling(self) -> FileStore:
-        # The engine serves any number of event loops; the last handle to close ends it.
+        # The engine serves any number of event loops; the last handle closes it.
         engine = self._opened
         engine.join()
         return FileStore(str(self._directory), self.options, engine)
@@ -175,19 +175,19 @@ class FileStore:
         if connection is not None:
             raise Unsupported(JOINING, "file")
         if not self.enforcer.admits(items):
-            return await self.enforcer.enqueue(items, lambda admitted: self._take_in(admitted, under))
-        return await self._take_in(items, under)
+            return await self.enforcer.enqueue(items, lambda admitted: self._enqueue(admitted, under))
+        return await self._enqueue(items, under)
 
-    def _take_in(self, items: Sequence[NewJob], under: Lease | None) -> Awaitable[list[EnqueueAnswer]]:
+    def _enqueue(self, items: Sequence[NewJob], under: Lease | None) -> Awaitable[list[EnqueueAnswer]]:
         return self._opened.change(lambda t: changes.enqueue(t, items, under))
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         return await self._change(claims.claim, request)
 
     def open_inbox(self, deliver: Deliver) -> FileInbox | None:
-        post = self._opened.open_inbox(deliver)
-        self._posts.add(post)
-        return post
+        inbox = self._opened.open_inbox(deliver)
+        self._inboxes.add(inbox)
+        return inbox
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         if connection is not None:
@@ -215,7 +215,7 @@ class FileStore:
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
         return await self._change(changes.set_result_ttl, items)
 
-    # Reading ----------------------------------------------------------------------------------------------
+    # Reads ----------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         return await self._opened.read(lambda db: reads.get(db, keys))
@@ -260,8 +260,8 @@ class FileStore:
     async def split(self, after: str, end: str, size: int) -> Sequence[LogRange]:
         return await self._opened.read(lambda db: reads.split(db, after, end, size))
 
-    async def read(self, stretch: LogRange, limit: int) -> LogPage:
-        return await self._opened.read(lambda db: reads.read(db, stretch, limit))
+    async def read(self, log_range: LogRange, limit: int) -> LogPage:
+        return await self._opened.read(lambda db: reads.read(db, log_range, limit))
 
     async def set_reader(self, reader: Reader) -> None:
         await self._change(upkeep.set_reader, reader)
@@ -323,6 +323,6 @@ class FileStore:
 
 
 def _close_unwanted(starting: asyncio.Future[Engine]) -> None:
-    """Whoever asked for this engine has left before it was there."""
+    """Close an engine whose opening was canceled."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().close()

@@ -1,7 +1,7 @@
-"""What every change is made of: the clock and the counters, lanes, jobs, keys and events.
+"""The parts of every change: the clock and the counters, lanes, jobs, keys and events.
 
-One Transaction serves a group of calls. What a call changed is gathered and written by `flush`, each kind in one
-`executemany`; a call that failed is forgotten with its savepoint.
+One Transaction serves a group of calls. It collects the changes of a call, and `flush` writes each kind in one
+`executemany`. The changes of a failed call are dropped with its savepoint.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from holdfast.core.lifecycle import Retention, forgotten
 from holdfast.store import Hint, Signal
 from holdfast.stores.file import rows
 from holdfast.stores.file.sql import ADD_JOBS, ANY_VISIBLE, ROWS, SQL
-from holdfast.stores.file.waiters import Book
+from holdfast.stores.file.waiters import WaiterTable
 
 _COUNTED = (JobState.LEASED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
 _COLUMN = {**dict.fromkeys(WAITING, 0), **{state: n for n, state in enumerate(_COUNTED, 1)}}
 _encode_json = msgspec.json.Encoder().encode
 
 CHUNK = 1000
-"""How many events stand in one row of the log at most."""
-LEASES_REMEMBERED = 10_000
-LANES = 8
-"""Nothing is handed over to a worker for all tenants where so many lanes may have work: looking would take too long."""
+"""The most events in one row of the log."""
+MAX_LEASES = 10_000
+"""The most cached leases."""
+MAX_LANES = 8
+"""With this many lanes that may have work, nothing is handed off to a worker for all tenants: the check is too slow."""
 
 
-class Settings(Struct, frozen=True):
-    """What the store was opened with."""
+class FileSettings(Struct, frozen=True):
+    """The options of an open store."""
 
     retention: Retention
     all_events: bool
@@ -51,10 +52,10 @@ def clock(shift: int, frozen_at: int | None) -> int:
     return (time.time_ns() // 1_000_000 if frozen_at is None else frozen_at) + shift
 
 
-class Moved(Struct):
-    """How a call changed a lane: its counts of waiting, leased, completed, failed and canceled jobs, and what waits.
+class LaneDelta(Struct):
+    """How a call changes a lane.
 
-    And of what the tenant keeps there: keys, bytes, events.
+    `counts` are of waiting, leased, completed, failed and canceled jobs, `next_at` the earliest time of a waiting one.
     """
 
     counts: list[int] = field(default_factory=lambda: [0, 0, 0, 0, 0])
@@ -64,33 +65,34 @@ class Moved(Struct):
     events: int = 0
 
 
-class Memory(Struct):
-    """What a process remembers between transactions.
+class LeaseCache(Struct):
+    """The leases that a process caches between transactions.
 
-    The database may be restored in between: so a number from here is used only where the statement compares it with the
-    names that it stands for.
+    A backup may be restored in between, so a statement that uses a cached number also compares the names.
     """
 
     leases: dict[JobKey, tuple[Job, int]] = field(default_factory=dict[JobKey, tuple[Job, int]])
-    """Jobs that this process leased, as they were then. The row decides whether the lease still lives."""
+    """Jobs that this process leased, as they were then. The row decides whether the lease is still live."""
     delivered: deque[tuple[Job, int]] = field(default_factory=deque[tuple[Job, int]])
-    """Those that were leased to it by others; to be remembered with the next transaction."""
+    """Jobs handed off to this process, to be cached in the next transaction."""
 
     def clear(self) -> None:
-        """Forget all, after a rollback."""
+        """Drop all leases, after a rollback."""
         self.leases.clear()
 
 
 class Transaction:
     """The changes of one group."""
 
-    def __init__(self, db: sqlite3.Connection, memory: Memory, settings: Settings, offers: Book) -> None:
+    def __init__(
+        self, db: sqlite3.Connection, lease_cache: LeaseCache, settings: FileSettings, waiters: WaiterTable
+    ) -> None:
         self.db = db
         self.settings = settings
-        self.offers = offers
-        # For this transaction alone: a lane number of before may be another tenant's by now.
+        self.waiters = waiters
+        # For this transaction only: after a restore, a lane number may belong to another tenant.
         self._lanes: dict[tuple[str, str], int] = {}
-        self.leases = memory.leases
+        self.leases = lease_cache.leases
         counters = db.execute(SQL["counters"]).fetchone()
         self._saved = counters[:3]
         self.seq, self.token, self.event, self.trimmed, self.gone, shift, frozen_at = counters
@@ -98,19 +100,19 @@ class Transaction:
         self._kept = self.event
         self._signals: dict[tuple[Hint, str, str, str], Job | None] = {}
         self._clear()
-        while memory.delivered:
-            self.remember(*memory.delivered.popleft())
+        while lease_cache.delivered:
+            self.remember(*lease_cache.delivered.popleft())
 
     def _clear(self) -> None:
-        self._moved: dict[int, Moved] = {}
+        self._deltas: dict[int, LaneDelta] = {}
         self._changed: list[rows.Row] = []
         self._claimed: list[Job] = []
         self._events: list[rows.LoggedEvent] = []
 
-    # One call after another ------------------------------------------------------------------------------------
+    # Calls ------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what the call changed."""
+        """Write the changes of the call."""
         db = self.db
         if self._changed:
             db.executemany(SQL["save_job"], self._changed)
@@ -118,8 +120,8 @@ class Transaction:
             self._save_claimed()
         if self._events:
             self._save_events()
-        for lane, moved in self._moved.items():
-            arguments = (*moved.counts, moved.next_at, lane, moved.keys, moved.bytes, moved.events)
+        for lane, delta in self._deltas.items():
+            arguments = (*delta.counts, delta.next_at, lane, delta.keys, delta.bytes, delta.events)
             db.execute(SQL["move_lane"], arguments)
         self._clear()
 
@@ -134,28 +136,28 @@ class Transaction:
             first = self.event - len(self._events) + n + 1
             self.db.execute(SQL["add_events"], rows.chunk_row(first, chunk))
         for lane, count in rows.count_lanes(self._events).items():
-            self.moved(lane).events += count
+            self.delta(lane).events += count
 
     def keep(self) -> None:
-        """The call went through: write what it changed and stand by it."""
+        """The call succeeded: write and keep its changes."""
         self.flush()
         self._kept = self.event
-        self.offers.keep()
+        self.waiters.keep()
 
     def forget(self) -> None:
-        """Drop what a failed call had gathered. Its token and number are not used again."""
+        """The call failed: drop its changes. Its tokens and seqs are not used again."""
         self._clear()
         self._lanes.clear()
         self._signals.clear()
         self.event = self._kept
-        self.offers.forget()
+        self.waiters.forget()
 
     def next_token(self) -> int:
-        """The token of the next lease. It follows the clock: a restored database hands none out twice. [LEASE-5]"""
+        """The token of the next lease. It follows the clock: a restored database reuses none. [LEASE-5]"""
         return max(self.token + 1, self.now * 1000)
 
     def next_seq(self) -> int:
-        """The number of the next job. It follows the clock: a change that names a lost life never finds another one."""
+        """The seq of the next job. It follows the clock: after a restore, a lost job's seq never names another job."""
         return max(self.seq + 1, self.now * 1000)
 
     def save_counters(self) -> None:
@@ -165,11 +167,11 @@ class Transaction:
             self.db.execute(SQL["save_counters"], counters)
 
     def signal(self, hint: Hint, tenant: str = "", queue: str = "", id_: str = "", job: Job | None = None) -> None:
-        """Something to tell once the change is on the disk."""
+        """Notify of this after the commit."""
         self._signals[hint, tenant, queue, id_] = job
 
     def take_signals(self) -> list[Signal]:
-        """What there is to tell after the commit."""
+        """The signals to send after the commit."""
         signals = [Signal(*signal, job) for signal, job in self._signals.items()]
         self._signals.clear()
         return signals
@@ -177,7 +179,7 @@ class Transaction:
     # Lanes -----------------------------------------------------------------------------------------------------
 
     def lane(self, tenant: str, queue: str) -> int:
-        """The lane of these names, made if it is new."""
+        """The lane with these names, created if it is new."""
         lane = self.find_lane(tenant, queue)
         if lane is None:
             lane = self.db.execute(SQL["add_lane"], (tenant, queue)).lastrowid or 0
@@ -196,38 +198,38 @@ class Transaction:
         return self.db.execute(SQL["lane_names"], (lane,)).fetchone()[0]
 
     def over_quota(self, tenant: str, queue: str, lane: int) -> QuotaExceeded | None:
-        """The refusal, if the lane or the tenant has all the waiting jobs that it may. [TENANT-5]"""
+        """The refusal, if the lane or the tenant has reached its limit of waiting jobs. [TENANT-5]"""
         limits = self.db.execute(SQL["lane_settings"], (tenant, queue)).fetchall()
         for scope, _, limit in limits:
             if limit is None:
                 continue
             query, argument = ("lane_waiting", lane) if scope else ("tenant_waiting", tenant)
-            waiting = self.db.execute(SQL[query], (argument,)).fetchone()[0] + self._gathered(tenant, lane, scope)
+            waiting = self.db.execute(SQL[query], (argument,)).fetchone()[0] + self._unwritten(tenant, lane, scope)
             if waiting >= limit:
                 return QuotaExceeded(scope or None, waiting, limit)
         return None
 
     def has_quota(self, tenant: str, queue: str) -> bool:
-        """Whether any quota bounds this lane."""
+        """Whether a quota applies to this lane."""
         return any(row[2] is not None for row in self.db.execute(SQL["lane_settings"], (tenant, queue)))
 
     def cost(self, tenant: str, queue: str) -> int:
-        """What a turn costs this tenant here. [TENANT-4]"""
+        """The virtual time that a turn costs this tenant in this queue. [TENANT-4]"""
         for _, weight, _ in self.db.execute(SQL["lane_settings"], (tenant, queue)):
             if weight is not None:
                 return fairness.cost(weight)
         return fairness.STRIDE
 
-    def _gathered(self, tenant: str, lane: int, scope: str) -> int:
-        """Waiting jobs that this call added and has not written yet."""
+    def _unwritten(self, tenant: str, lane: int, scope: str) -> int:
+        """The waiting jobs that this call added and has not written yet."""
         if scope:
-            return self._moved[lane].counts[0] if lane in self._moved else 0
-        return sum(moved.counts[0] for number, moved in self._moved.items() if self._owner(number) == tenant)
+            return self._deltas[lane].counts[0] if lane in self._deltas else 0
+        return sum(delta.counts[0] for number, delta in self._deltas.items() if self._owner(number) == tenant)
 
     # Jobs ------------------------------------------------------------------------------------------------------
 
     def find(self, key: JobKey) -> tuple[Job | None, int]:
-        """The job and its lane; None for one that is not there or is past its retention. [TENANT-2]"""
+        """The job and its lane. The job is None if it does not exist or is past its retention. [TENANT-2]"""
         lane = self.find_lane(key.tenant, key.queue)
         if lane is None:
             return None, 0
@@ -235,41 +237,41 @@ class Transaction:
         return (None if job is None or forgotten(job, self.now) else job), lane
 
     def key_of(self, seq: int) -> JobKey | None:
-        """The name of the job that has this number."""
+        """The key of the job with this seq."""
         row = self.db.execute(SQL["job_key"], (seq,)).fetchone()
         return None if row is None else JobKey(*row)
 
     def find_any(self, key: JobKey, lane: int) -> Job | None:
-        """The job that has this id, also one that is only waiting to be pruned."""
+        """The job with this id, also one that is past its retention."""
         row = self.db.execute(SQL["find_job"], (lane, key.id)).fetchone()
         return None if row is None else rows.to_job(row, key.tenant, key.queue)
 
-    def change(self, job: Job, lane: int, move: Callable[[], Event]) -> Event:
-        """Make a move on a job: the row, the counts, and what follows from it. The event is for `append`."""
+    def change(self, job: Job, lane: int, transition: Callable[[], Event]) -> Event:
+        """Make a transition: update the row and the counts, and notify. Returns the event, for `append`."""
         self.leases.pop(job.key, None)
         self.count(lane, job.state, -1)
         before = budgets.varying(job)
-        event = move()
-        self.moved(lane).bytes += budgets.varying(job) - before
+        event = transition()
+        self.delta(lane).bytes += budgets.varying(job) - before
         self._changed.append(rows.changed_row(job))
         if job.state in WAITING:
             self.count(lane, job.state, +1)
             self.becomes_visible(job, lane)
         else:
-            # A failed one may be replayed before its record is heard of.
+            # A failed job may be replayed before its record arrives.
             whole = job.envelope.payload is not rows.ELSEWHERE and job.state is not JobState.FAILED
             self.ended(job, lane, job if whole else None)
         return event
 
     def arrive(self, job: Job, event: Event, lane: int) -> None:
-        """A new job is in its row: count it, tell of it, log it."""
+        """A new job has its row: count it, notify, log it."""
         self.count(lane, job.state, +1)
-        self._moved[lane].bytes += budgets.RECORD_BYTES + len(job.envelope.payload)
+        self._deltas[lane].bytes += budgets.RECORD_BYTES + len(job.envelope.payload)
         self.becomes_visible(job, lane)
         self.append(event, lane)
 
     def add_jobs(self, new: list[rows.Row]) -> int:
-        """Add jobs; how many had an id that was not there. Many in one statement, in which Python's lock is free."""
+        """Insert jobs. Returns how many had a new id. One statement inserts many: it runs without Python's lock."""
         added = 0
         whole = len(new) - len(new) % ROWS
         for n in range(0, whole, ROWS):
@@ -278,57 +280,57 @@ class Transaction:
             added += self.db.executemany(SQL["add_job"], new[whole:]).rowcount
         return added
 
-    def hand_over(self, job: Job, event: Event, lane: int) -> bool:
-        """Take in a job, the only one of its enqueue, as leased to a worker that waits; else nothing. [CLAIM-1]"""
+    def hand_off(self, job: Job, event: Event, lane: int) -> bool:
+        """Insert a single new job as leased to a waiting worker. Returns whether there was one. [CLAIM-1]"""
         if job.state is not JobState.READY or not rows.is_small(job):
             return False
         paused, waiting = self.db.execute(SQL["lane_state"], (lane,)).fetchone()
         if paused or self.one("any_expired", self.now) is not None:
-            return False  # A claim would end what has run out first. [LEASE-3]
-        alone = partial(self._nothing_waits, job.queue, lane, waiting)
-        offer = self.offers.find(job.tenant, job.queue, self.now, alone)
-        if offer is None:
+            return False  # A claim would end expired leases first. [LEASE-3]
+        is_next = partial(self._nothing_waits, job.queue, lane, waiting)
+        waiter = self.waiters.find(job.tenant, job.queue, self.now, is_next)
+        if waiter is None:
             return False
         leased = job.snapshot()
-        claimed = lifecycle.claim(leased, self.next_token(), self.now + offer.lease_ms, offer.worker, self.now)
-        handed = self.offers.packed(offer, leased, lane, self.now)
-        if handed is None or self.db.execute(SQL["add_leased"], rows.full_row(leased, lane)[:-3]).rowcount != 1:
+        claimed = lifecycle.claim(leased, self.next_token(), self.now + waiter.lease_ms, waiter.worker, self.now)
+        handoff = self.waiters.pack(waiter, leased, lane, self.now)
+        if handoff is None or self.db.execute(SQL["add_leased"], rows.full_row(leased, lane)[:-3]).rowcount != 1:
             return False
-        self.offers.hand_over(handed)
+        self.waiters.hand_off(handoff)
         self.token = leased.token
         self.count(lane, leased.state, +1)
-        self._moved[lane].bytes += budgets.weight(leased)
+        self._deltas[lane].bytes += budgets.weight(leased)
         self.append(event, lane)
         self.append(claimed, lane)
         return True
 
-    def _nothing_waits(self, queue: str, lane: int, waiting: int, whose: str | None) -> bool:
-        """Whether a claim of this tenant, or of all, would find nothing. [CLAIM-2, TENANT-4]"""
+    def _nothing_waits(self, queue: str, lane: int, waiting: int, tenant: str | None) -> bool:
+        """Whether a claim for this tenant, or for all (None), would find nothing. [CLAIM-2, TENANT-4]"""
         if waiting and self.has_visible(lane):
             return False
-        if whose is not None:
+        if tenant is not None:
             return True
-        others = self.db.execute(SQL["lanes_with_work"], (queue, self.now, LANES)).fetchall()
-        return len(others) < LANES and not any(count and self.has_visible(number) for number, count in others)
+        others = self.db.execute(SQL["lanes_with_work"], (queue, self.now, MAX_LANES)).fetchall()
+        return len(others) < MAX_LANES and not any(count and self.has_visible(number) for number, count in others)
 
     def has_visible(self, lane: int) -> bool:
-        """Whether a job of this lane can be claimed now, but for a pause."""
+        """Whether this lane has a visible job. Ignores a pause."""
         return self.db.execute(ANY_VISIBLE, (lane, self.now)).fetchone() is not None
 
     def claimed(self, job: Job, lane: int) -> None:
-        """A job was leased: write it with the batch, and remember it for its completion."""
+        """A job was leased: write it with the batch, and cache its lease."""
         self._claimed.append(job)
         self.remember(job.snapshot(), lane)
 
     def remember(self, job: Job, lane: int) -> None:
-        """Spare the completion of a job that was leased to this process the look at its row."""
+        """Cache the lease of a job, so that completing it needs no read."""
         if job.envelope.idempotency is None:
-            if len(self.leases) >= LEASES_REMEMBERED:
+            if len(self.leases) >= MAX_LEASES:
                 del self.leases[next(iter(self.leases))]
             self.leases[job.key] = (job, lane)
 
     def save_completed(self, completed: list[tuple[Job, Result | None]]) -> bool:
-        """Write completions in one statement, if each lease is live and its job as it is remembered; else nothing."""
+        """Write completions in one statement. Does nothing, and returns False, if any cached lease is outdated."""
         if len(completed) == 1:
             job, result = completed[0]
             data = None if result is None else rows.pack_result(result)
@@ -353,48 +355,48 @@ class Transaction:
         self.db.execute("RELEASE completions")
         return done
 
-    def ended(self, job: Job, lane: int, told: Job | None = None) -> None:
-        """What follows a job's end: counted, told, maybe with its record, its key free. [ENQ-3]"""
+    def ended(self, job: Job, lane: int, record: Job | None = None) -> None:
+        """A job has ended: count it, notify, maybe with its record, and free its key. [ENQ-3]"""
         self.count(lane, job.state, +1)
-        self.signal(Hint.DONE, *job.key, None if told is None or forgotten(told, self.now) else told)
+        self.signal(Hint.DONE, *job.key, None if record is None or forgotten(record, self.now) else record)
         if dedup.is_released(job):
             self.drop_key(job, lane)
 
     def add_payloads(self, jobs: list[Job]) -> None:
-        """Store the payloads that are too large to stand in the row itself."""
+        """Store the payloads that are too large for the row."""
         large = [(job.seq, job.envelope.payload) for job in jobs if len(job.envelope.payload) > rows.SMALL]
         if large:
             self.db.executemany(SQL["add_payload"], large)
 
     def read_payload(self, job: Job) -> None:
-        """Fetch a payload that does not stand in the row."""
+        """Read the payload if it is not in the row."""
         rows.fill_payload(self.db, job)
 
     def count(self, lane: int, state: JobState, by: int) -> None:
         """A job entered or left a state."""
-        self.moved(lane).counts[_COLUMN[state]] += by
+        self.delta(lane).counts[_COLUMN[state]] += by
 
-    def moved(self, lane: int) -> Moved:
-        """What this call changes of a lane."""
-        moved = self._moved.get(lane)
-        if moved is None:
-            moved = self._moved[lane] = Moved()
-        return moved
+    def delta(self, lane: int) -> LaneDelta:
+        """The changes of this call to a lane."""
+        delta = self._deltas.get(lane)
+        if delta is None:
+            delta = self._deltas[lane] = LaneDelta()
+        return delta
 
     def becomes_visible(self, job: Job, lane: int) -> None:
-        """Let claims know of a waiting job, due or not."""
-        moved = self._moved[lane]
-        if moved.next_at is None or job.visible_at < moved.next_at:
-            moved.next_at = job.visible_at
+        """Let claims find a waiting job, due or not, and notify."""
+        delta = self._deltas[lane]
+        if delta.next_at is None or job.visible_at < delta.next_at:
+            delta.next_at = job.visible_at
         self.signal(Hint.READY, job.tenant, job.queue)
 
     def forget_job(self, job: Job, lane: int) -> None:
-        """Remove an ended job for good. [KEEP-1]"""
+        """Delete an ended job. [KEEP-1]"""
         self.count(lane, job.state, -1)
-        self._moved[lane].bytes -= budgets.weight(job)
+        self._deltas[lane].bytes -= budgets.weight(job)
         self.db.execute(SQL["drop_job"], (job.seq,))
         if job.envelope.payload is rows.ELSEWHERE:
-            self._moved[lane].bytes -= self.one("payload_size", job.seq) - len(rows.ELSEWHERE)
+            self._deltas[lane].bytes -= self.one("payload_size", job.seq) - len(rows.ELSEWHERE)
             self.db.execute(SQL["drop_payload"], (job.seq,))
         if job.result is not None and job.result.blob:
             self.db.execute(SQL["drop_blob"], (job.result.blob,))
@@ -408,24 +410,24 @@ class Transaction:
     # Keys ------------------------------------------------------------------------------------------------------
 
     def binding(self, envelope: Envelope, lane: int) -> dedup.Binding | None:
-        """Who holds the idempotency key of this envelope. [ENQ-3]"""
+        """The job that holds the idempotency key of this envelope. [ENQ-3]"""
         if envelope.idempotency is None:
             return None
         row = self.db.execute(SQL["find_key"], (lane, envelope.type, envelope.idempotency.key)).fetchone()
         return None if row is None else dedup.Binding(*row)
 
     def bind(self, envelope: Envelope, lane: int, binding: dedup.Binding, old: dedup.Binding | None) -> None:
-        """Let a job hold its key, in place of an old binding that is over."""
+        """Bind a job to its key, in place of an expired binding."""
         self.count_keys(lane, (binding.policy in dedup.LASTING) - (old is not None and old.policy in dedup.LASTING))
         key = envelope.idempotency.key if envelope.idempotency else ""
         self.db.execute(SQL["bind_key"], (lane, envelope.type, key, binding.job_id, binding.policy, binding.expires_at))
 
     def count_keys(self, lane: int, by: int) -> None:
-        """So many more keys outlive their job, or fewer."""
+        """Count the keys that outlive their job."""
         if by:
-            moved = self.moved(lane)
-            moved.keys += by
-            moved.bytes += by * budgets.RECORD_BYTES
+            delta = self.delta(lane)
+            delta.keys += by
+            delta.bytes += by * budgets.RECORD_BYTES
 
     def drop_key(self, job: Job, lane: int) -> None:
         """Free a job's idempotency key, unless another job holds it by now."""

@@ -1,6 +1,6 @@
-"""Trimming: the log is cut to its bounds, each tenant's part for itself. [EVENT-2]
+"""Trimming: cut the log to its limits, each tenant's events separately. [EVENT-2]
 
-What is left of a chunk is written in its place again, in runs without a gap, so that every event keeps its number.
+The remaining events of a chunk are written again in its place, in runs without a gap: every event keeps its number.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Transaction
 
 TRIM = 20_000
-"""How many events one call looks at, or about: a bound on how long it holds the lock."""
+"""About the most events that one call scans: it limits how long the lock is held."""
 BATCH = 100
-"""How many chunks are read at a time."""
+"""Chunks read at a time."""
 CHUNK_COST = 10
-"""A chunk costs as much as this many events, however few it has."""
+"""A chunk counts as at least this many scanned events."""
 
 
 class _Cut(Struct):
-    """What is gone of a tenant; see the table."""
+    """The trimmed events of a tenant; see the table `cuts`."""
 
     n: int
     mark: int | None
@@ -43,16 +43,16 @@ class _Chunk(Struct, frozen=True):
     lane: int | None
     mark: int
     packed: bytes | None
-    """None: all of it is of one lane."""
+    """None: all its events are of one lane."""
 
 
 def trim(t: Transaction) -> tuple[int, bool]:
-    """Cut the log; how many events went, and whether there is more to look at."""
+    """Trim the log. Returns how many events were dropped, and whether there is more to scan."""
     return _Pass(t).run()
 
 
 class _Pass:
-    """One walk over a part of the log."""
+    """One scan of a part of the log."""
 
     def __init__(self, t: Transaction) -> None:
         self._t = t
@@ -68,7 +68,7 @@ class _Pass:
         self._added: list[rows.Row] = []
 
     def run(self) -> tuple[int, bool]:
-        """How many events went, and whether there is more to look at."""
+        """Returns how many events were dropped, and whether there is more to scan."""
         self._drop_old()
         if self._left > 0:
             self._drop_excess()
@@ -77,9 +77,9 @@ class _Pass:
         return self._gone.total(), self._left <= 0
 
     def _drop_old(self) -> None:
-        """What is older than the bound goes, up to the first chunk that is younger.
+        """Drop the events over the age limit, up to the first younger chunk.
 
-        The log is not in order of time where the clock was set back: what is old may be behind what is young. [TIME-1]
+        If the clock was set back, old events may come after younger ones: those stay for now. [TIME-1]
         """
         too_old = self._t.now - EVENTS_BOUND_MS
         at = self._t.trimmed
@@ -91,7 +91,7 @@ class _Pass:
                 at = chunk.last
 
     def _drop_excess(self) -> None:
-        """What a tenant has above the level goes, its oldest events first."""
+        """Drop each tenant's events above the level, oldest first."""
         t = self._t
         if t.event - t.gone - self._gone.total() <= t.settings.keep_events:
             return
@@ -103,7 +103,7 @@ class _Pass:
         above = excess(+kept, t.settings.keep_events, EVENTS_BOUND)
         trimming = Trimming(above, lambda tenant: min(of_all, readers.get(tenant, of_all)))
         while trimming.pending and self._left > 0:
-            # None of what the others have before this is theirs.
+            # The pending tenants have no events before this.
             at = min(self._cut_of(tenant).seen for tenant in trimming.pending)
             chunks = self._chunks(at)
             if not chunks:
@@ -124,7 +124,7 @@ class _Pass:
         return [_Chunk(*row) for row in self._t.db.execute(SQL["log_behind"], (after, BATCH))]
 
     def _cut(self, chunk: _Chunk, takes: Callable[[str, int, int], int]) -> None:
-        """Drop those events of a chunk that go: `takes` says how many of a run of one tenant's do."""
+        """Drop events of a chunk: `takes` says how many of a tenant's run of events, from its start."""
         self._left -= max(chunk.last - chunk.first + 1, CHUNK_COST)
         left: list[tuple[int, int]] = []
         for lane, first, last in _runs(chunk):
@@ -148,7 +148,7 @@ class _Pass:
                 self._added.append(rows.chunk_row(first, part, chunk.mark))
 
     def _drop(self, chunk: _Chunk) -> None:
-        """With those right before it, in one statement."""
+        """Drop a chunk, in one statement with the chunks directly before it."""
         begin = self._dropped.pop()[0] if self._joins else chunk.last
         self._dropped.append((begin, chunk.last))
         self._joins = True
@@ -177,7 +177,7 @@ class _Pass:
         if not self._gone:
             return
         for lane, count in self._gone.items():
-            t.moved(lane).events -= count
+            t.delta(lane).events -= count
         first: int | None = t.one("first_behind", t.trimmed)
         t.trimmed = t.event if first is None else first - 1
         t.gone += self._gone.total()
@@ -185,7 +185,7 @@ class _Pass:
 
 
 def _runs(chunk: _Chunk) -> Iterator[tuple[int, int, int]]:
-    """The events of a chunk by lane: the lane, the first and the last of each run."""
+    """The runs of events of one lane in a chunk: lane, first and last number."""
     if chunk.lane is not None:
         yield chunk.lane, chunk.first, chunk.last
         return

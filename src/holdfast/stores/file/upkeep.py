@@ -1,4 +1,4 @@
-"""Settings, workers, retention, and a look at the deployment's health."""
+"""Settings, workers, retention, and health checks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def shift_clock(t: Transaction, ms: int) -> None:
 
 
 def pause(t: Transaction, tenant: str, queue: str, *, paused: bool) -> None:
-    """Stop or go on handing out. [CLAIM-5]"""
+    """Pause or resume a queue. [CLAIM-5]"""
     t.db.execute(SQL["pause"], (int(paused), t.lane(tenant, queue)))
     if not paused:
         t.signal(Hint.READY, tenant, queue)
 
 
 def set_tenant(t: Transaction, tenant: str, settings: TenantSettings) -> None:
-    """Set what is not None."""
+    """Set the fields that are not None."""
     queue = settings.queue or ""
     stored: bytes | None = t.one("budgets", tenant, queue)
     budgets = merged(None if stored is None else _decode_budgets(stored), settings.budgets)
@@ -43,18 +43,18 @@ def set_tenant(t: Transaction, tenant: str, settings: TenantSettings) -> None:
 
 
 def set_reader(t: Transaction, reader: Reader) -> None:
-    """Register a reader or move it on. [EVENT-2]"""
+    """Register a reader, or advance it. [EVENT-2]"""
     n = reads.position(t.db, reader.offset, t.event, t.trimmed)
     t.db.execute(SQL["set_reader"], (reader.tenant or "", reader.name, n))
 
 
 def drop_reader(t: Transaction, tenant: str | None, name: str) -> bool:
-    """Forget a reader."""
+    """Remove a reader."""
     return t.db.execute(SQL["drop_reader"], (tenant or "", name)).rowcount > 0
 
 
 def beat(t: Transaction, worker: WorkerInfo, ttl_ms: int) -> None:
-    """Note that a worker lives, or that it signs off."""
+    """Record a worker's heartbeat, or that it has ended."""
     if ttl_ms > 0:
         t.db.execute(SQL["beat"], (worker.worker_id, t.now + ttl_ms, t.now, _encode(worker)))
     else:
@@ -62,7 +62,7 @@ def beat(t: Transaction, worker: WorkerInfo, ttl_ms: int) -> None:
 
 
 def prune(t: Transaction, limit: int, *, blobs: bool) -> Pruned:
-    """Forget what is past its retention. Waiting and leased jobs never are. [KEEP-1]"""
+    """Delete what is past its retention: never waiting or leased jobs. [KEEP-1]"""
     gone = t.db.execute(SQL["forgotten_jobs"], (t.now, limit)).fetchall()
     names: dict[int, tuple[str, str]] = {}
     for row in gone:
@@ -81,17 +81,19 @@ def prune(t: Transaction, limit: int, *, blobs: bool) -> Pruned:
 
 
 def _access(path: Path) -> Finding:
-    """Whether only those whom it concerns can read and write the files."""
+    """Whether other users have access to the files."""
     shared = modes.is_shared(path)
     wide = modes.too_wide(path.parent, group=shared)
     if not wide:
-        return Finding("ok", "access", f"its owner{' and its group' if shared else ''} alone")
-    cure = f"chmod -R {'o' if shared else 'go'}-rwx {path.parent}, and who has read it has seen payloads"
-    return Finding("warn", "access", f"other users can reach {len(wide)} of its files, {wide[0]} among them", cure)
+        return Finding("ok", "access", f"its owner{' and its group' if shared else ''} only")
+    cure = f"chmod -R {'o' if shared else 'go'}-rwx {path.parent}; they may have read payloads"
+    return Finding(
+        "warn", "access", f"other users have access to {len(wide)} of its files, for example {wide[0]}", cure
+    )
 
 
 def doctor(db: sqlite3.Connection, path: Path) -> list[Finding]:
-    """What an operator should know about this directory."""
+    """The health of this directory, for an operator."""
     findings = [Finding("ok", "store", f"SQLite {sqlite3.sqlite_version} in {path}")]
     damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     findings.append(
@@ -117,6 +119,6 @@ def doctor(db: sqlite3.Connection, path: Path) -> list[Finding]:
     big = size > 256 << 20
     findings.append(
         Finding("warn" if big else "ok", "log", f"the write-ahead log is {size / 2**20:.1f} MiB",
-                "a reader has kept a snapshot open for long; restart it" if big else "")
+                "a reader has kept a snapshot open for a long time; restart it" if big else "")
     )  # fmt: skip
     return findings

@@ -1,12 +1,13 @@
-"""What workers have offered to take, between processes.
+"""The workers that wait for a job, shared between processes.
 
-Offers stand in the file `DIR/offers`, which is read and written under the lock that all writers hold and never
-flushed: after a power cut there is no worker to whom anything was offered. Each worker has a FIFO in `DIR/posts`. A
-process that hands a job over has opened it before: it has a reader, and room for what is sent after the commit, still
-under the lock. So what was handed over before an offer is taken back is in the FIFO by then.
+The file `DIR/waiters` holds one entry for each waiting worker. Writers read and write it under the lock that all of
+them hold. It is never flushed: after a power cut no worker is waiting. Each worker has a FIFO in `DIR/inboxes`. Before
+a process hands a job off, it opens the FIFO and makes sure that it has a reader and room for the message. It sends the
+message after the commit, still under the lock. So when a worker withdraws its entry, all jobs that were handed off to
+it are already in its FIFO.
 
-The file names each job that is handed over, and is written just before the commit. A process that dies between its
-commit and the message leaves the job's name there: the worker finds that the job never came, and releases it.
+The entry names each job that is handed off, and is written just before the commit. If a process dies between its commit
+and the message, the name stays in the file: the worker finds that the job never arrived, and releases it.
 """
 
 from __future__ import annotations
@@ -29,39 +30,39 @@ from holdfast.core.job import Job
 from holdfast.core.waiters import registered_ms
 from holdfast.stores.file import modes, rows
 from holdfast.stores.file.database import NAME
-from holdfast.stores.file.notifications import Lines, capacity_of
+from holdfast.stores.file.notifications import FifoWriters, capacity_of
 
 HEAD = struct.Struct(">II")
-"""The length of what follows and its checksum: a process can die while it writes, and a disk lose what was."""
+"""The length and the checksum of the content: a process can die while it writes, and a disk can lose a write."""
 LENGTH = struct.Struct(">H")
-"""Of a message that follows."""
+"""The length of the message that follows."""
 PAGE = 4096
-"""What a pipe takes a place for, at least: one that is full has no two neighbors that would go into one."""
+"""The unit in which a pipe allocates room: two neighboring pages together always hold more than one page of data."""
 
 
-class Offer(Struct, array_like=True):
-    """So many jobs a worker would take; `handed` are those that it was sent, each as its number and token."""
+class Waiter(Struct, array_like=True):
+    """A worker that waits for up to `limit` jobs. `handed_off` lists the jobs sent to it, as (seq, token)."""
 
-    post: str
+    inbox: str
     number: int
     worker: str
     tenant: str | None
     queues: list[str]
     lease_ms: int
-    given: int
+    limit: int
     until: int
-    handed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    handed_off: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     @property
     def room(self) -> int:
-        """How many more jobs can be sent under it."""
-        return self.given - len(self.handed)
+        """How many more jobs can be handed off to it."""
+        return self.limit - len(self.handed_off)
 
 
-class Handed(Struct):
-    """A job that is to be sent when it is on the disk."""
+class HandOff(Struct):
+    """A leased job to send to a waiter after the commit."""
 
-    offer: Offer
+    waiter: Waiter
     job: Job
     lane: int
     now: int
@@ -69,123 +70,126 @@ class Handed(Struct):
 
 
 _encode = msgpack.Encoder().encode
-_decode_offers = msgpack.Decoder(list[Offer]).decode
+_decode_waiters = msgpack.Decoder(list[Waiter]).decode
 
 
-class Mine(Protocol):
-    """A worker of this process."""
+class LocalInbox(Protocol):
+    """The inbox of a worker in this process."""
 
     @property
-    def hears(self) -> bool:
-        """Whether what is sent to it arrives."""
+    def can_receive(self) -> bool:
+        """Whether a job sent to it arrives."""
         ...
 
-    def take_soon(self, handed: Handed) -> None:
-        """Take a job. From any thread."""
+    def receive_soon(self, handoff: HandOff) -> None:
+        """Receive a job. From any thread."""
         ...
 
 
-class Book:
-    """The offers of all workers, for one writer. Only under the lock between processes."""
+class WaiterTable:
+    """The waiters of all processes, as one writer sees them. Use it only under the lock between processes."""
 
-    def __init__(self, directory: Path, posts: Mapping[str, Mine]) -> None:
-        self._lines = Lines(directory / "posts")
-        self._posts = posts
-        """Those of this process."""
-        self._file = modes.open_file(directory / "offers", group=modes.is_shared(directory / NAME))
+    def __init__(self, directory: Path, inboxes: Mapping[str, LocalInbox]) -> None:
+        self._fifos = FifoWriters(directory / "inboxes")
+        self._inboxes = inboxes
+        """The inboxes of this process."""
+        self._file = modes.open_file(directory / "waiters", group=modes.is_shared(directory / NAME))
         self._read: bytes = b""
-        """What stands in the file, and in `_offers` but for what this group changed."""
+        """The content of the file."""
         self._kept: bytes = b""
-        """What the calls of this group made of it that went through."""
-        self._offers: list[Offer] = []
+        """The content after the successful calls of this group."""
+        self._waiters: list[Waiter] = []
         self._loaded = False
-        self._handed: list[Handed] = []
-        self._kept_handed = 0
+        self._handoffs: list[HandOff] = []
+        self._kept_handoffs = 0
         self._before: bytes | None = None
-        """What stood in the file before this group wrote to it."""
+        """The content before this group wrote to the file."""
 
     def close(self) -> None:
         os.close(self._file)
-        self._lines.close()
+        self._fifos.close()
 
     # In a transaction -----------------------------------------------------------------------------------------
 
-    def find(self, tenant: str, queue: str, now: int, alone: Callable[[str | None], bool]) -> Offer | None:
-        """The offer with most room for a job of this lane whose worker hears.
+    def find(self, tenant: str, queue: str, now: int, is_next: Callable[[str | None], bool]) -> Waiter | None:
+        """The waiter with the most room for a job of this lane, among those that can receive it.
 
-        `alone` says whether nothing else waits for a worker of this tenant, or of all. [CLAIM-2, TENANT-4]
+        `is_next(t)` says whether no other job comes first for a worker of tenant `t`, or of all tenants (None).
+        [CLAIM-2, TENANT-4]
         """
         fitting = [
-            offer
-            for offer in self._load()
-            if offer.room > 0 and offer.until > now
-            if offer.tenant in (tenant, None) and queue in offer.queues
+            waiter
+            for waiter in self._load()
+            if waiter.room > 0 and waiter.until > now
+            if waiter.tenant in (tenant, None) and queue in waiter.queues
         ]
-        for offer in sorted(fitting, key=lambda offer: -offer.room):
-            if alone(offer.tenant):
-                if self._hears(offer.post):
-                    return offer
-                self._refuse(offer)
+        for waiter in sorted(fitting, key=lambda waiter: -waiter.room):
+            if is_next(waiter.tenant):
+                if self._can_receive(waiter.inbox):
+                    return waiter
+                self._close_waiter(waiter)
         return None
 
-    def packed(self, offer: Offer, job: Job, lane: int, now: int) -> Handed | None:
-        """A job as it is sent under this offer; None: it is too large for that."""
+    def pack(self, waiter: Waiter, job: Job, lane: int, now: int) -> HandOff | None:
+        """The hand-off of a job to this waiter; None if the job is too large for a message."""
         message = b""
-        if offer.post not in self._posts:
-            message = _encode((offer.number, now, job.tenant, job.queue, rows.full_row(job, lane)))
+        if waiter.inbox not in self._inboxes:
+            message = _encode((waiter.number, now, job.tenant, job.queue, rows.full_row(job, lane)))
             if len(message) + LENGTH.size > select.PIPE_BUF:
                 return None
-        return Handed(offer, job, lane, now, message)
+        return HandOff(waiter, job, lane, now, message)
 
-    def hand_over(self, handed: Handed) -> None:
-        """Send it once it is on the disk."""
-        handed.offer.handed.append((handed.job.seq, handed.job.token))
-        self._handed.append(handed)
+    def hand_off(self, handoff: HandOff) -> None:
+        """Send the job after the commit."""
+        handoff.waiter.handed_off.append((handoff.job.seq, handoff.job.token))
+        self._handoffs.append(handoff)
 
-    def take_back(self, post: str) -> tuple[int, list[tuple[int, int]]]:
-        """Remove what a worker has offered: under which number that was, and which jobs it was sent."""
-        for offer in self._load():
-            if offer.post == post:
-                self._remove(post)
-                return offer.number, offer.handed
+    def withdraw(self, inbox: str) -> tuple[int, list[tuple[int, int]]]:
+        """Remove a worker's entry. Returns its number and the jobs handed off under it."""
+        for waiter in self._load():
+            if waiter.inbox == inbox:
+                self._remove(inbox)
+                return waiter.number, waiter.handed_off
         return 0, []
 
-    def add(self, offer: Offer) -> None:
-        """A worker's new offer; those that are over go, with what they name once its leases are over too."""
-        now = offer.until - registered_ms(offer.lease_ms)
-        self._offers = [other for other in self._load() if other.until + (other.lease_ms if other.handed else 0) > now]
-        self._offers.append(offer)
+    def add(self, waiter: Waiter) -> None:
+        """Add an entry, and remove expired ones. An entry that names jobs stays until their leases have expired."""
+        now = waiter.until - registered_ms(waiter.lease_ms)
+        self._waiters = [
+            other for other in self._load() if other.until + (other.lease_ms if other.handed_off else 0) > now
+        ]
+        self._waiters.append(waiter)
 
     def keep(self) -> None:
-        """The call went through."""
+        """The call succeeded: keep its changes."""
         if self._loaded:
-            self._kept = _encode(self._offers)
-            self._kept_handed = len(self._handed)
+            self._kept = _encode(self._waiters)
+            self._kept_handoffs = len(self._handoffs)
 
     def forget(self) -> None:
-        """The call failed: all is as before it."""
+        """The call failed: undo its changes."""
         if self._loaded:
-            self._offers = _decode_offers(self._kept)
-            del self._handed[self._kept_handed :]
+            self._waiters = _decode_waiters(self._kept)
+            del self._handoffs[self._kept_handoffs :]
 
     # Around the commit ----------------------------------------------------------------------------------------
 
-    def announce(self) -> None:
-        """The group is about to be committed: write down what it changes."""
+    def before_commit(self) -> None:
+        """Write the changes of the group to the file."""
         if self._loaded and self._kept != self._read:
             self._before = self._read
             self._write(self._kept)
 
-    def settle(self) -> None:
-        """What the group changed is on the disk: send what was handed over."""
+    def after_commit(self) -> None:
+        """Send the jobs that the group handed off."""
         try:
-            for handed in self._handed:
-                self._send(handed)
+            for handoff in self._handoffs:
+                self._send(handoff)
         finally:
             self._end()
 
-    def drop(self) -> None:
-        """The group came to nothing: write down again what was there before it."""
+    def after_rollback(self) -> None:
+        """Restore the content from before the group."""
         try:
             if self._before is not None:
                 self._write(self._before)
@@ -194,26 +198,26 @@ class Book:
             self._end()
 
     def _end(self) -> None:
-        self._handed.clear()
-        self._kept_handed = 0
+        self._handoffs.clear()
+        self._kept_handoffs = 0
         self._loaded = False
         self._before = None
 
     # The file and the FIFOs -------------------------------------------------------------------------------------
 
-    def _load(self) -> list[Offer]:
+    def _load(self) -> list[Waiter]:
         if not self._loaded:
             data = self._content()
             if data != self._read or data != self._kept:
                 try:
-                    self._offers = _decode_offers(data)
+                    self._waiters = _decode_waiters(data)
                 except msgspec.DecodeError:
-                    self._offers = []
+                    self._waiters = []
                 self._read = data
-                self._kept = _encode(self._offers)
-                self._lines.keep([offer.post for offer in self._offers])
+                self._kept = _encode(self._waiters)
+                self._fifos.keep([waiter.inbox for waiter in self._waiters])
             self._loaded = True
-        return self._offers
+        return self._waiters
 
     def _content(self) -> bytes:
         data = os.pread(self._file, PAGE, 0)
@@ -232,45 +236,45 @@ class Book:
             written = os.pwrite(self._file, data, 0)
         except OSError:
             written = 0
-        if written != len(data):  # A full disk: better none than those of before.
+        if written != len(data):  # The disk is full. No entries are better than outdated ones.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, 0)
             self._kept = self._read = b""
             return
         self._read = content
 
-    def _remove(self, post: str) -> None:
-        self._offers = [other for other in self._load() if other.post != post]
+    def _remove(self, inbox: str) -> None:
+        self._waiters = [other for other in self._load() if other.inbox != inbox]
 
-    def _refuse(self, offer: Offer) -> None:
-        """Send no more under an offer. What was sent stays named, in case that its worker still lives."""
-        if offer.handed:
-            offer.given = len(offer.handed)
+    def _close_waiter(self, waiter: Waiter) -> None:
+        """Hand off nothing more to it. The jobs already handed off stay named, in case the worker is still alive."""
+        if waiter.handed_off:
+            waiter.limit = len(waiter.handed_off)
         else:
-            self._remove(offer.post)
+            self._remove(waiter.inbox)
 
-    def _hears(self, post: str) -> bool:
-        """Whether there is a worker that would get one more message, after those of this group."""
-        mine = self._posts.get(post)
-        if mine is not None:
-            return mine.hears
+    def _can_receive(self, inbox: str) -> bool:
+        """Whether the inbox has a reader, and room for one more message after those of this group."""
+        local = self._inboxes.get(inbox)
+        if local is not None:
+            return local.can_receive
         try:
-            descriptor = self._lines.get(post, post)
+            descriptor = self._fifos.get(inbox, inbox)
         except FileNotFoundError:
             return False
         if descriptor is None:
             return False
         unread = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0]
-        taken = 2 * -(-unread // PAGE) + sum(handed.offer.post == post for handed in self._handed)
+        taken = 2 * -(-unread // PAGE) + sum(handoff.waiter.inbox == inbox for handoff in self._handoffs)
         return taken < capacity_of(descriptor) // PAGE
 
-    def _send(self, handed: Handed) -> None:
-        mine = self._posts.get(handed.offer.post)
-        if mine is not None:
-            mine.take_soon(handed)
-        elif handed.message:
-            # A worker that ended since we looked has got it and lost it: its lease will be over.
+    def _send(self, handoff: HandOff) -> None:
+        local = self._inboxes.get(handoff.waiter.inbox)
+        if local is not None:
+            local.receive_soon(handoff)
+        elif handoff.message:
+            # If the worker has ended since the check, the job is lost until its lease expires.
             with contextlib.suppress(OSError):
-                descriptor = self._lines.get(handed.offer.post, handed.offer.post)
+                descriptor = self._fifos.get(handoff.waiter.inbox, handoff.waiter.inbox)
                 if descriptor is not None:
-                    os.write(descriptor, LENGTH.pack(len(handed.message)) + handed.message)
+                    os.write(descriptor, LENGTH.pack(len(handoff.message)) + handoff.message)

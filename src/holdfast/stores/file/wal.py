@@ -1,8 +1,8 @@
-"""The write-ahead log is made longer ahead of need, so that single commits overwrite what is there.
+"""Extends the write-ahead log in advance, so that single commits overwrite existing blocks.
 
-To flush a file that grew, the file system has to write its size and where its new blocks are, and waits for its own
-journal: several times what it takes to flush blocks that it has. Zeros are no frame to SQLite, as no page has the
-number 0: it ends reading there, as it does at the frames that are left over when it begins the log anew.
+To flush a file that has grown, the file system writes its size and its new blocks, and waits for its own journal. That
+takes several times as long as flushing existing blocks. SQLite does not take zeros for a frame, since no page has the
+number 0: it stops reading there, as it does at old frames after it restarts the log.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 STEP = 1 << 20
-"""The log is made longer up to a multiple of this: where it ends at another place, SQLite has made it longer."""
-LEAST = 128 << 10
-"""A shorter log is left alone: most programs that write so little end soon."""
-MOST = 64 << 20
-"""So is a longer one, which some reader keeps from being begun anew."""
+"""The log is extended to a multiple of this. A log of another length was extended by SQLite."""
+MIN_SIZE = 128 << 10
+"""A shorter log is not extended: most programs that write so little end soon."""
+MAX_SIZE = 64 << 20
+"""A longer log is not extended: a reader prevents SQLite from restarting it."""
 SINGLE = 64 << 10
-"""A commit that adds more than this is a batch: its flush costs each job little."""
+"""A commit that adds more than this is a batch: its flush costs little per job."""
 
 
-_flush: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)  # macOS has the latter alone.
+_flush: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)  # macOS has only the latter.
 
 
-class Log:
-    """The log of one open database. Belongs to the thread that writes."""
+class WalExtender:
+    """The log of one open database. Belongs to the writer thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = f"{path}-wal"
@@ -34,7 +34,7 @@ class Log:
         self._inode = (0, 0)
 
     def is_short(self) -> bool:
-        """Whether the last commit was a small one and had to make the log longer. After each that went through."""
+        """Whether the last commit was small and extended the log. Call it after each successful commit."""
         try:
             found = os.stat(self._path)  # noqa: PTH116 - after every commit
         except OSError:
@@ -43,16 +43,16 @@ class Log:
         self._inode = (found.st_dev, found.st_ino)
         return grew <= SINGLE and _has_grown(self._size)
 
-    def lengthen(self) -> None:
-        """Add zeros, and put them on the disk. Only for who holds SQLite's own lock for writing."""
-        # It must be SQLite's: whoever has that alone can know that no frame is being written where the zeros go.
-        # A log without a lock of its own can be opened and closed, unlike the database (see database.py).
-        with contextlib.suppress(OSError):  # A full disk, or a limit: then the log grows by itself, or cannot.
+    def extend(self) -> None:
+        """Add zeros, and flush them. The caller must hold SQLite's own write lock."""
+        # Only SQLite's own lock guarantees that no frame is being written where the zeros go.
+        # The log carries no lock, so it can be opened and closed, unlike the database (see database.py).
+        with contextlib.suppress(OSError):  # A full disk or a limit: SQLite extends the log itself, or fails.
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 found = os.fstat(descriptor)
                 size = found.st_size
-                # One of another store's, if the directory was made anew, is not ours to write to.
+                # If the directory was replaced, this is the log of another store: do not write to it.
                 if _has_grown(size) and (found.st_dev, found.st_ino) == self._inode:
                     os.pwrite(descriptor, bytes(STEP - size % STEP), size)
                     _flush(descriptor)
@@ -62,4 +62,4 @@ class Log:
 
 
 def _has_grown(size: int) -> bool:
-    return LEAST <= size < MOST and size % STEP != 0
+    return MIN_SIZE <= size < MAX_SIZE and size % STEP != 0

@@ -13,8 +13,7 @@ import pytest
 
 from holdfast.core.job import Cancel
 from holdfast.store import Hint, Signal, TenantSettings
-from holdfast.stores.file import engine
-from holdfast.stores.file import notifications as wakeup
+from holdfast.stores.file import notifications, subscribers
 from tests.eventually import eventually
 from tests.stores.file.support import (
     Child,
@@ -32,41 +31,41 @@ from tests.stores.file.support import (
 SOON_S = 60
 
 
-class Ears:
-    """What a listener of this process has heard."""
+class Received:
+    """A listener of this process, and the signals that it received."""
 
     def __init__(self):
         self.signals = []
-        self._heard = asyncio.Event()
+        self._notified = asyncio.Event()
 
     def __call__(self, signal):
         self.signals.append(signal)
-        self._heard.set()
+        self._notified.set()
 
-    async def hear(self):
+    async def wait(self):
         async with asyncio.timeout(SOON_S):
-            await self._heard.wait()
-        self._heard.clear()
+            await self._notified.wait()
+        self._notified.clear()
 
 
 # Hearing -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_waiting_process_hears_of_a_commit_by_another(directory):
+async def test_a_waiting_process_hreceived_of_a_commit_by_another(directory):
     async with opened(directory) as store:
-        ears = Ears()
-        store.listen(ears, {Hint.READY})
+        received = Received()
+        store.listen(received, {Hint.READY})
         with Child("enqueue", directory=directory, ids=["1"]) as child:
             assert await child.heard() == "open"
-            assert ears.signals == []
+            assert received.signals == []
             child.go_on()
-            await ears.hear()  # Nothing was asked of the store meanwhile: it is told, it does not poll.
+            await received.wait()  # It did not poll the store meanwhile.
             assert await child.heard() == ["1"]
-        assert {signal.hint for signal in ears.signals} == {Hint.READY}
+        assert {signal.hint for signal in received.signals} == {Hint.READY}
         assert len((await store.claim(wish())).jobs) == 1
 
 
-async def test_each_process_hears_only_what_it_asked_for(directory):
+async def test_each_process_hreceived_only_what_it_asked_for(directory):
     async with opened(directory) as store:
         with Child("listen", directory=directory, hints=["done", "canceled"]) as child:
             assert await child.heard() == "listening"
@@ -91,59 +90,59 @@ async def test_several_processes_hear_of_one_commit(directory):
                 child.ends()
 
 
-async def test_a_second_handle_in_this_process_hears_too(directory):
+async def test_a_second_handle_in_this_process_hreceived_too(directory):
     async with opened(directory) as one, opened(directory) as other:
-        ears = Ears()
-        other.listen(ears, {Hint.READY})
+        received = Received()
+        other.listen(received, {Hint.READY})
         await one.enqueue([new("1")])
-        await ears.hear()
+        await received.wait()
 
 
 async def test_a_listener_that_starts_while_another_waits_takes_nothing_from_it(directory):
     # The FIFO's name tells what it wants: a new listener renames it, maybe under the hands of a writer.
     async with opened(directory) as store:
-        ears = Ears()
-        store.listen(ears, {Hint.READY})
-        ear = next(iter(store._engine._ears.values()))
-        found = wakeup._named
+        received = Received()
+        store.listen(received, {Hint.READY})
+        fifo = next(iter(store._engine._subscribers._fifos.values()))
+        found = notifications._named
 
         def listed_before_it_is_renamed(folder):
             names = list(found(folder))
-            ear.want(ear.mask | wakeup.BITS[Hint.DONE])
+            fifo.want(fifo.mask | notifications.BITS[Hint.DONE])
             return names
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(wakeup, "_named", listed_before_it_is_renamed)
-            voice = wakeup.Voice(directory / "wake", lambda _: False)
-            voice.call([Signal(Hint.READY)])
-            voice.close()
-        await ears.hear()
+            patch.setattr(notifications, "_named", listed_before_it_is_renamed)
+            notifier = notifications.FifoNotifier(directory / "wake", lambda _: False)
+            notifier.notify([Signal(Hint.READY)])
+            notifier.close()
+        await received.wait()
 
 
 async def test_a_listener_that_raises_does_not_deafen_the_others(directory):
     async with opened(directory) as store:
         failures = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
-        ears = Ears()
+        received = Received()
         store.listen(lambda _: 1 / 0, {Hint.READY})
-        store.listen(ears, {Hint.READY})
+        store.listen(received, {Hint.READY})
         with Child("enqueue", directory=directory, ids=["1"]) as child:
             assert await child.heard() == "open"
             child.go_on()
-            await ears.hear()
+            await received.wait()
             assert await child.heard() == ["1"]
         assert {type(failure) for failure in failures} == {ZeroDivisionError}
 
 
-async def test_a_listener_that_has_stopped_hears_nothing(directory):
+async def test_a_listener_that_has_stopped_hreceived_nothing(directory):
     async with opened(directory) as store, opened(directory) as other:
-        gone, ears = Ears(), Ears()
+        gone, received = Received(), Received()
         stop = store.listen(gone, {Hint.READY})
-        store.listen(ears, {Hint.READY})
+        store.listen(received, {Hint.READY})
         stop()
         stop()
         await other.enqueue([new("1")])
-        await ears.hear()
+        await received.wait()
         assert gone.signals == []
 
 
@@ -157,59 +156,59 @@ async def test_a_store_that_nobody_listens_to_has_no_fifo(directory):
 
 
 async def test_the_fifo_goes_after_the_last_listener_and_with_the_store(directory, monkeypatch):
-    monkeypatch.setattr(engine, "LINGER_S", 0)
+    monkeypatch.setattr(subscribers, "LINGER_S", 0)
     async with opened(directory) as store:
-        stops = [store.listen(Ears(), {hint}) for hint in Hint]
+        stops = [store.listen(Received(), {hint}) for hint in Hint]
         assert len(names_in(directory / "wake")) == 1
         for stop in stops:
             stop()
         await eventually(lambda: names_in(directory / "wake") == [])
-        store.listen(Ears())
+        store.listen(Received())
         assert len(names_in(directory / "wake")) == 1
     assert names_in(directory / "wake") == []
 
 
 async def test_who_waits_again_soon_finds_his_fifo(directory):
     async with opened(directory) as store:
-        store.listen(Ears(), {Hint.DONE})()
+        store.listen(Received(), {Hint.DONE})()
         (name,) = names_in(directory / "wake")
-        ears = Ears()
-        store.listen(ears, {Hint.DONE})
+        received = Received()
+        store.listen(received, {Hint.DONE})
         assert names_in(directory / "wake") == [name]
         with Child("enqueue", directory=directory, ids=["1"]) as child:
             assert await child.heard() == "open"
             child.go_on()
             assert await child.heard() == ["1"]
         assert (await store.finish([complete((await store.claim(wish())).jobs[0])]))[0].state == "completed"
-        await ears.hear()
+        await received.wait()
 
 
 async def test_a_process_that_waits_gets_the_record_of_a_job_that_ended(directory):
     async with opened(directory) as store, opened(directory) as other:
-        ears = Ears()
-        other.listen(ears, {Hint.DONE})
+        received = Received()
+        other.listen(received, {Hint.DONE})
         await store.enqueue([new("1"), new("large", b"x" * 5000)])
         for job in (await store.claim(wish())).jobs:
             await store.finish([complete(job)])
-            await ears.hear()
-        records = [signal.job for signal in ears.signals if signal.job is not None]
+            await received.wait()
+        records = [signal.job for signal in received.signals if signal.job is not None]
         assert records == await store.get([key("1")])  # The other is too large, and is looked at.
-        assert len(ears.signals) == 2
+        assert len(received.signals) == 2
 
 
 async def test_who_was_behind_looks_at_everything(directory):
     # Of what was sent to a full FIFO there is no trace in it.
     async with opened(directory) as store:
-        ears = Ears()
-        store.listen(ears, {Hint.READY, Hint.DONE})
+        received = Received()
+        store.listen(received, {Hint.READY, Hint.DONE})
         (name,) = names_in(directory / "wake")
         descriptor = os.open(directory / "wake" / name, os.O_WRONLY | os.O_NONBLOCK)
         with contextlib.suppress(BlockingIOError):
-            while os.write(descriptor, bytes((wakeup.BITS[Hint.READY],)) * 4096):
+            while os.write(descriptor, bytes((notifications.BITS[Hint.READY],)) * 4096):
                 pass
         os.close(descriptor)
-        await ears.hear()
-        assert {signal.hint for signal in ears.signals} == {Hint.READY, Hint.DONE}
+        await received.wait()
+        assert {signal.hint for signal in received.signals} == {Hint.READY, Hint.DONE}
 
 
 async def test_the_fifo_of_a_dead_process_is_removed_by_the_next_commit(directory):
@@ -249,11 +248,11 @@ async def test_strange_names_beside_the_fifos_are_left_alone(directory):
     (directory / "wake").mkdir(parents=True)
     for name in ("README", "x-1", "-", "ff", "1-"):
         (directory / "wake" / name).write_text("")
-    ears = Ears()
+    received = Received()
     async with opened(directory) as store, opened(directory) as other:
-        other.listen(ears, {Hint.READY})
+        other.listen(received, {Hint.READY})
         await store.enqueue([new("1")])
-        await ears.hear()
+        await received.wait()
     assert names_in(directory / "wake") == sorted(("README", "x-1", "-", "ff", "1-"))
     assert {(directory / "wake" / name).read_text() for name in names_in(directory / "wake")} == {""}
 
@@ -271,7 +270,7 @@ async def test_closing_leaves_no_descriptor_and_no_thread(directory):
         store = await open_at(directory)
         await store.enqueue([new("1")])
         await asyncio.gather(*(store.now() for _ in range(10)))
-        store.listen(Ears())
+        store.listen(Received())
         twin = await store.sibling()
         await store.close()
         assert (await twin.get([key("1")]))[0].id == "1"
@@ -283,7 +282,7 @@ async def test_closing_leaves_no_descriptor_and_no_thread(directory):
 async def test_opening_and_closing_does_not_use_up_descriptors(directory):
     async def once():
         async with opened(directory) as store:
-            store.listen(Ears())
+            store.listen(Received())
             await store.enqueue([new("1")])
             await store.now()
 
@@ -322,7 +321,7 @@ def test_a_listener_whose_loop_is_gone_does_not_stop_the_store(directory):
 
     async def listen_and_go():
         sibling = await store.sibling()
-        sibling.listen(Ears(), {Hint.READY})
+        sibling.listen(Received(), {Hint.READY})
 
     async def main():
         nonlocal store
@@ -340,11 +339,11 @@ def test_a_listener_whose_loop_is_gone_does_not_stop_the_store(directory):
 
 
 async def test_more_who_wait_than_files_that_may_be_open_hear_all_the_same(directory, monkeypatch):
-    monkeypatch.setattr(wakeup, "MOST_LINES", 2)
-    lines = wakeup.Lines(directory / "wake")
+    monkeypatch.setattr(notifications, "MAX_OPEN", 2)
+    lines = notifications.FifoWriters(directory / "wake")
     directory.mkdir(exist_ok=True)
     loop, heard = asyncio.get_running_loop(), []
-    fifos = [wakeup.Fifo(directory / "wake" / f"{n}", loop, heard.append) for n in range(5)]
+    fifos = [notifications.Fifo(directory / "wake" / f"{n}", loop, heard.append) for n in range(5)]
     before = _descriptors()
     for fifo in fifos:
         os.write(lines.get(fifo.path.name, fifo.path.name), fifo.path.name.encode())
@@ -357,9 +356,9 @@ async def test_more_who_wait_than_files_that_may_be_open_hear_all_the_same(direc
 
 
 def test_what_another_version_wrote_means_that_anything_may_have_changed():
-    mask, told = wakeup._unpack(bytes((wakeup.RECORDS,)) + b"\0\3abc" + bytes((1,)))
-    assert mask == wakeup.ALL
-    assert told == []
+    mask, records = notifications._unpack(bytes((notifications.RECORDS,)) + b"\0\3abc" + bytes((1,)))
+    assert mask == notifications.ALL
+    assert records == []
 
 
 def _descriptors():
