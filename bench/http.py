@@ -109,20 +109,20 @@ def mixed(valkey: Server, arguments: argparse.Namespace, console: Console) -> di
     """Enqueue, look, list, claim and finish, from 56 connections; 8 more wait for jobs and finish them."""
     with served.ours(valkey.url, arguments.processes) as server:
         seen, memory = load.run(_mixed(server, arguments.seconds))
-    told = {kind: seen.shown(kind) for kind in seen.ms}
+    latencies = {kind: seen.shown(kind) for kind in seen.ms}
     asked = [ms for kind, values in seen.ms.items() if kind != "long poll" for ms in values]
     result = {
         "requests a second": seen.requests / arguments.seconds,
         "errors": seen.errors[:20],
         "error count": len(seen.errors),
-        "kinds": told,
+        "kinds": latencies,
         "all but long polls": {"p50": percentile(asked, 50), "p99": percentile(asked, 99)},
         "MiB": memory,
     }
     table = Table(title=f"{CONNECTIONS} connections, {arguments.seconds:g} s", title_justify="left")
     for column in ("", "requests", "p50 ms", "p99 ms"):
         table.add_column(column, justify="right" if column else "left")
-    for kind, values in told.items():
+    for kind, values in latencies.items():
         table.add_row(kind, f"{values['requests']:,}", f"{values['p50']:.1f}", f"{values['p99']:.1f}")
     console.print(table)
     both = result["all but long polls"]
@@ -244,10 +244,11 @@ async def _polls(server: served.Served, count: int) -> dict[str, Any]:
         one.cancel()
     for connection in [*connections, other]:
         connection.close()
-    told = seen.shown("enqueue")
+    latencies = seen.shown("enqueue")
     return {
         "held": count - len(answered), "MiB before": before, "MiB with them": memory,
-        "KiB each": (memory - before) * 1024 / count, "enqueue p50 ms": told["p50"], "enqueue p99 ms": told["p99"],
+        "KiB each": (memory - before) * 1024 / count,
+        "enqueue p50 ms": latencies["p50"], "enqueue p99 ms": latencies["p99"],
         "woken ms": woken, "errors": seen.errors[:20], "error count": len(seen.errors),
     }  # fmt: skip
 
@@ -256,7 +257,7 @@ async def _polls(server: served.Served, count: int) -> dict[str, Any]:
 
 
 def celery(valkey: Server, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Single enqueues in turns; who comes first changes from round to round. Nobody works them off."""
+    """Single enqueues in turns; the order changes from round to round. No worker runs."""
     if not environments.ready("celery"):
         console.print("installing Celery and FastAPI (once)", style="dim", highlight=False)
         environments.prepare("celery")

@@ -133,9 +133,9 @@ def pieces(url, size):
         return opened.run(split(opened.log))
 
 
-def read_piece(url, stretch):
+def read_piece(url, log_range):
     """The store's reader alone, giving the same Arrow batches as the source; how many rows."""
-    return sum(batch.num_rows for batch in read_range(url, stretch, EVENTS, NOTHING, print))
+    return sum(batch.num_rows for batch in read_range(url, log_range, EVENTS, NOTHING, print))
 
 
 def measure_store(spark, processes, url, events, folder):

@@ -24,7 +24,7 @@ from rich.table import Table
 from bench import load
 from bench.load import Connection, Form
 from holdfast.service.server import listen, running
-from holdfast.service.settings import Settings, TokenSettings
+from holdfast.service.settings import ServiceSettings, TokenSettings
 from holdfast.service.signing import new_secret, sign
 
 KIB, MIB = 1024, 1024 * 1024
@@ -161,7 +161,9 @@ async def _serve(store: str, blobs: str, pause_s: str = "0") -> None:
     tokens = TokenSettings(hs256_key=os.environ[KEY])
     sock = listen("127.0.0.1", 0, 30)
     watch = _Watch()
-    async with running(Settings(store=store, tokens=tokens, access_log=False, upkeep=False, blobs=blobs or None), sock):
+    async with running(
+        ServiceSettings(store=store, tokens=tokens, access_log=False, upkeep=False, blobs=blobs or None), sock
+    ):
         watching = asyncio.create_task(watch.run(float(pause_s)))
         sys.stdout.write(f"{sock.getsockname()[1]}\n")
         sys.stdout.flush()

@@ -13,7 +13,7 @@ from holdfast.core.errors import EventsTrimmed, NotReplayable
 from holdfast.core.events import Event
 from holdfast.core.job import DAY, Job, JobKey, JobState, Replayed
 from holdfast.store import EVENTS_BOUND_MS, EventPage, ListQuery, Page
-from holdfast.tables import EventLog
+from holdfast.tables import TableLog
 from tests.mutants.planting import CORE, FACES, IN_PYTHON, Bug, Planted, mutant
 
 _FOR_EVER = 100 * 365 * DAY
@@ -76,7 +76,7 @@ def trimming_ignores_readers(bug: Bug) -> None:
         return gone
 
     if bug.store == "memory":
-        bug.around(EventLog, "trim", trim)
+        bug.around(TableLog, "trim", trim)
     else:
         bug.sql("slowest_readers", "FROM readers", "FROM readers WHERE 0")
 
@@ -90,7 +90,7 @@ def one_old_event_takes_all_before_it(bug: Bug) -> None:
         return original(log, keep_events, now + EVENTS_BOUND_MS if old else now)
 
     if bug.store == "memory":
-        bug.around(EventLog, "trim", trim)
+        bug.around(TableLog, "trim", trim)
     else:
         bug.sql("log_behind", "first, at,", "first, (SELECT min(at) FROM events AS e WHERE e.last >= events.last),")
 
@@ -135,7 +135,7 @@ def a_reader_holds_the_events_of_all_tenants(bug: Bug) -> None:
         def slowest(_: Planted, log: Any, __: str) -> float:
             return min(log._readers.values(), default=math.inf)
 
-        bug.around(EventLog, "_slowest_reader", slowest)
+        bug.around(TableLog, "_slowest_reader", slowest)
     else:
         bug.sql("slowest_readers", "SELECT tenant, min(n)", "SELECT '', (SELECT min(n) FROM readers)")
 

@@ -15,7 +15,7 @@ from unittest import mock
 from msgspec import Struct
 
 from holdfast.core.events import Event
-from holdfast.tables import EventLog
+from holdfast.tables import TableLog
 
 Planted = Callable[..., Any]
 """Stands in for a function: gets the original first, then the arguments."""
@@ -132,7 +132,7 @@ class Bug:
                 original(store, logged, *rest)
 
         if self.store == "memory":
-            self.around(EventLog, "append", append)
+            self.around(TableLog, "append", append)
         else:
             self.around(self.file("transaction").Transaction, "append", append)
 

@@ -17,7 +17,7 @@ from holdfast.core.job import ClaimRequest
 from holdfast.service import openapi
 from holdfast.service.app import ROUTES
 from holdfast.service.server import listen, running
-from holdfast.service.settings import Settings
+from holdfast.service.settings import ServiceSettings
 from holdfast.store import Reader, TenantSettings
 from tests.service.support import TOKENS, token
 
@@ -47,7 +47,7 @@ async def act(stack: contextlib.AsyncExitStack, stores: dict[str, Any], do: str,
         if url not in stores:
             sock = listen("127.0.0.1", 0, 30)
             stack.callback(sock.close)
-            settings = Settings(store=url, tokens=TOKENS, upkeep=False, access_log=False)
+            settings = ServiceSettings(store=url, tokens=TOKENS, upkeep=False, access_log=False)
             server = await stack.enter_async_context(running(settings, sock))
             stores[url] = server.context.store, server.port, server.context.proofs
         return stores[url][1]

@@ -4,7 +4,7 @@ import asyncio
 import sys
 
 from holdfast.service.server import listen, serve
-from holdfast.service.settings import Settings
+from holdfast.service.settings import ServiceSettings
 from holdfast.testing import failpoints
 from tests.service.support import TOKENS
 
@@ -13,7 +13,7 @@ def main(store, spec=""):
     if spec:
         failpoints.arm_spec(spec)
     sock = listen("127.0.0.1", 0, 30)
-    settings = Settings(store=store, tokens=TOKENS, upkeep=False, access_log=False)
+    settings = ServiceSettings(store=store, tokens=TOKENS, upkeep=False, access_log=False)
     asyncio.run(
         serve(settings, sock, ready=lambda: sys.stdout.write(f"{sock.getsockname()[1]}\n") and sys.stdout.flush())
     )

@@ -11,7 +11,7 @@ import httpx
 import jwt
 
 from holdfast.service.server import listen, running
-from holdfast.service.settings import Limits, Settings, TokenSettings
+from holdfast.service.settings import Limits, ServiceSettings, TokenSettings
 from holdfast.service.signing import sign
 
 KEY = "a key that is long enough for HS256, and even for HS512, in tests"
@@ -93,7 +93,7 @@ class Service:
 
 @asynccontextmanager
 async def serving(url, *, tokens=TOKENS, store=None, blobs=None, proxies="", **limits):
-    settings = Settings(
+    settings = ServiceSettings(
         store=url, tokens=tokens, limits=Limits(**limits), blobs=blobs, upkeep=False, proxies=proxies
     )  # fmt: skip
     async with AsyncExitStack() as stack:

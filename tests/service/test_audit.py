@@ -10,7 +10,7 @@ from holdfast.core.names import AUDIT, OPERATOR
 from holdfast.opening import open_store
 from holdfast.service.app import ROUTES
 from holdfast.service.server import listen, running
-from holdfast.service.settings import Settings
+from holdfast.service.settings import ServiceSettings
 from holdfast.service.tokens import ADMIN
 from holdfast.store import ListQuery
 from holdfast.telemetry.logging import JsonFormatter
@@ -174,7 +174,7 @@ async def test_a_proxy_that_is_trusted_says_from_where(lines):
 async def test_the_trail_can_be_kept_in_a_queue(url, tenant):
     """Each act once, refused ones too; no token can reach that queue, and no list shows it."""
     sock = listen("127.0.0.1", 0, 30)
-    settings = Settings(store=url, tokens=TOKENS, upkeep=False, audit_queue=True)
+    settings = ServiceSettings(store=url, tokens=TOKENS, upkeep=False, audit_queue=True)
     async with running(settings, sock) as server, Client(server.port, token(tenant)) as ours:
         await ours.post("/v1/queues/mail/pause")
         await ours.post("/v1/queues/mail/resume")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from socket import socket
 
     from holdfast.cli.running import WorkerConfig
-    from holdfast.service.settings import Settings
+    from holdfast.service.settings import ServiceSettings
 
 STORE, VALKEY, TENANT = "file:.holdfast", "valkey", "dev"
 LIFETIME_S = 7 * 86400.0
@@ -72,7 +72,7 @@ def dev(
 
     with needing_service("dev"):
         from holdfast.service.server import listen
-        from holdfast.service.settings import Settings, TokenSettings
+        from holdfast.service.settings import ServiceSettings, TokenSettings
         from holdfast.service.signing import new_secret, sign
         from holdfast.service.tokens import SCOPES
         from holdfast.telemetry.logging import configure_lines
@@ -93,11 +93,11 @@ def dev(
             say(_GREETING.format(url=address(sock), store=shown_url(url), tenant=whose, token=token), lines=True)
 
         # The worker does the maintenance.
-        settings = Settings(store=url, tokens=tokens, access_log=access_log, upkeep=False)
+        settings = ServiceSettings(store=url, tokens=tokens, access_log=access_log, upkeep=False)
         asyncio.run(_run(config, settings, sock, greet))
 
 
-async def _run(config: WorkerConfig, settings: Settings, sock: socket, greet: Callable[[], None]) -> None:
+async def _run(config: WorkerConfig, settings: ServiceSettings, sock: socket, greet: Callable[[], None]) -> None:
     import asyncio
 
     from holdfast.cli import samples

@@ -17,7 +17,7 @@ from holdfast.core.errors import InvalidOption
 if TYPE_CHECKING:
     from socket import socket
 
-    from holdfast.service.settings import Settings, TokenSettings
+    from holdfast.service.settings import ServiceSettings, TokenSettings
 
 KEY_VARIABLE, JWKS_VARIABLE = "HOLDFAST_JWT_HS256_KEY", "HOLDFAST_JWKS_URL"
 ISSUER_VARIABLE, AUDIENCE_VARIABLE = "HOLDFAST_JWT_ISSUER", "HOLDFAST_JWT_AUDIENCE"
@@ -130,13 +130,13 @@ def serve(
 
     with needing_service("serve"):
         from holdfast.service.server import check, listen, shared_metrics
-        from holdfast.service.settings import MIB, Limits, Settings, check_proxies
+        from holdfast.service.settings import MIB, Limits, ServiceSettings, check_proxies
 
     if metrics_host is not None and metrics_port is None:
         raise InvalidOption("metrics_host", "it needs --metrics-port")
     metrics = None if metrics_port is None else (metrics_host or host, metrics_port)
     grace_s = duration("grace", grace)
-    settings = Settings(
+    settings = ServiceSettings(
         store=store_url(store),
         tokens=token_settings(key_file, jwks, issuer, audience, tenant_claim).check(),
         limits=Limits(
@@ -200,7 +200,7 @@ def address(sock: socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _child(settings: Settings, sock: socket, logs: dict[str, Any], metrics: Metrics, number: int) -> NoReturn:
+def _child(settings: ServiceSettings, sock: socket, logs: dict[str, Any], metrics: Metrics, number: int) -> NoReturn:
     """Run as one of several processes. The first one serves the metrics of all."""
     from holdfast.cli import exit_code_of
     from holdfast.cli.running import exit_on_term
@@ -209,7 +209,7 @@ def _child(settings: Settings, sock: socket, logs: dict[str, Any], metrics: Metr
     sys.exit(exit_code_of(lambda: _serve(settings, sock, logs, None if number else metrics)))
 
 
-def _serve(settings: Settings, sock: socket, logs: dict[str, Any], metrics: Metrics) -> None:
+def _serve(settings: ServiceSettings, sock: socket, logs: dict[str, Any], metrics: Metrics) -> None:
     from holdfast.cli.running import ignore_signals
     from holdfast.cli.session import shown_url
     from holdfast.service.server import run

@@ -62,7 +62,7 @@ class ReplayPlan(Struct, frozen=True):
             raise InvalidOption("tasks", f"{self.tasks} is not a whole number from 1 on")
 
 
-class Check(Struct, frozen=True):
+class ReplayCheck(Struct, frozen=True):
     """The jobs whose answer is `replayed`, as the store has them now."""
 
     expected: int
@@ -93,7 +93,7 @@ class ReplayReceipt(Struct, frozen=True):
     state: str = "chosen"
     """chosen, partial (some jobs wait for room in a quota) or done"""
     answers: dict[str, int] = field(default_factory=dict[str, int])
-    check: Check | None = None
+    check: ReplayCheck | None = None
     ended_at: datetime | None = None
 
 
@@ -220,7 +220,7 @@ def _resume(spark: SparkSession, plan: ReplayPlan, place: Path, receipt: ReplayR
     return replace(receipt, state=state, answers=counts, ended_at=datetime.now(UTC))
 
 
-def _check(spark: SparkSession, plan: ReplayPlan, place: Path) -> Check:
+def _check(spark: SparkSession, plan: ReplayPlan, place: Path) -> ReplayCheck:
     """Ask the store about every job whose answer is `replayed`."""
     replayed = _read(spark, place, "answers", ANSWERS).where(fn.col("answer") == "replayed")
     seen: DataFrame = cast("Any", replayed.repartition(plan.tasks)).mapInArrow(CheckTask(plan.store), CHECKED)
@@ -234,7 +234,7 @@ def _check(spark: SparkSession, plan: ReplayPlan, place: Path) -> Check:
         more = there.where(fn.col("replays_now") > fn.col("replays") + 1).count()
     finally:
         seen.unpersist()
-    return Check(expected[0], found[0], more, forgotten, expected[1], found[1])
+    return ReplayCheck(expected[0], found[0], more, forgotten, expected[1], found[1])
 
 
 def _digest(frame: DataFrame) -> tuple[int, str]:

@@ -16,12 +16,12 @@ from holdfast.service.audit import Trail, is_audited, trail
 from holdfast.service.call import (
     ANONYMOUS,
     STREAM,
-    Call,
     Receive,
     Reply,
     Route,
     Scope,
     Send,
+    ServiceCall,
     Stream,
     encoded,
     parse_query,
@@ -191,7 +191,7 @@ class _Endpoint:
             if not route.is_never_refused:
                 context.changes.check(caller.tenant)
             context.changes.take(caller.tenant, len(content) if route.batch else 1)
-        call = Call(context, scope, caller, content, query, holds)
+        call = ServiceCall(context, scope, caller, content, query, holds)
         if audit is not None:
             audit.asked(call)
         reply = await route.handler(call)

@@ -22,7 +22,7 @@ from holdfast.core.names import AUDIT, OPERATOR
 from holdfast.ids import new_id
 from holdfast.protocol import answers, requests
 from holdfast.queue.coalesce import Coalescer
-from holdfast.service.call import Call, Reply, Route, Scope, Stream
+from holdfast.service.call import Reply, Route, Scope, ServiceCall, Stream
 from holdfast.service.tokens import ADMIN, Caller
 from holdfast.store import EnqueueAnswer, Store, TenantSettings
 from holdfast.telemetry.audit import audited, named
@@ -75,7 +75,7 @@ class Trail:
     def __init__(self, facts: dict[str, Any]) -> None:
         self._facts = facts
 
-    def asked(self, call: Call[Any, Any]) -> None:
+    def asked(self, call: ServiceCall[Any, Any]) -> None:
         """Add what the call acts on."""
         self._facts |= _asked(call.body)
 

@@ -22,7 +22,7 @@ from holdfast.protocol import requests
 from holdfast.service import scan
 from holdfast.service.errors import Refusal, invalid
 from holdfast.service.shares import Hold
-from holdfast.service.turns import SIMPLE_BYTES, TURN, Turns, is_simple, work_of
+from holdfast.service.turns import SIMPLE_BYTES, TURN, CheckTurns, is_simple, work_of
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -115,7 +115,7 @@ class Body:
         return message.get("body", b"")
 
 
-async def decode(data: bytes, type: type[T], turns: Turns, tenant: str) -> T:
+async def decode(data: bytes, type: type[T], turns: CheckTurns, tenant: str) -> T:
     """Decode a body. Raises a refusal that names the wrong part."""
     work = work_of(data)
     if not turns.try_take(min(work, TURN)):
@@ -128,7 +128,9 @@ async def decode(data: bytes, type: type[T], turns: Turns, tenant: str) -> T:
     return _decode(data, type)
 
 
-async def decode_batch(data: bytes, name: str, type: type[T], turns: Turns, tenant: str) -> list[T | HoldfastError]:
+async def decode_batch(
+    data: bytes, name: str, type: type[T], turns: CheckTurns, tenant: str
+) -> list[T | HoldfastError]:
     """Decode the items of `{name: [...]}`. An item that is wrong becomes its refusal. [ENQ-4]"""
     work = work_of(data)
     if not turns.try_take(min(work, TURN)):
@@ -190,12 +192,12 @@ def _check_count(items: list[T]) -> list[T]:
     return items
 
 
-async def _check_group(items: list[bytes], work: int, turns: Turns, tenant: str) -> None:
+async def _check_group(items: list[bytes], work: int, turns: CheckTurns, tenant: str) -> None:
     await turns.take(work, tenant)
     _check_text(b"[%s]" % b",".join(items))
 
 
-async def _large_item(data: bytes, type: type[T], turns: Turns, tenant: str) -> T | HoldfastError:
+async def _large_item(data: bytes, type: type[T], turns: CheckTurns, tenant: str) -> T | HoldfastError:
     try:
         await _check_large(data, type, turns, tenant)
     except Refusal as refusal:
@@ -204,7 +206,7 @@ async def _large_item(data: bytes, type: type[T], turns: Turns, tenant: str) -> 
     return _item(data, type)
 
 
-async def _check_large(data: bytes, type: Any, turns: Turns, tenant: str) -> None:
+async def _check_large(data: bytes, type: Any, turns: CheckTurns, tenant: str) -> None:
     """Check the keys of an object that is too large to decode, and the lengths of its lists."""
     await turns.take(TURN, tenant)
     outline = _decode(data, _outline(type))

@@ -52,7 +52,7 @@ class Stream(Struct):
     parts: AsyncGenerator[bytes]
 
 
-class Call(Generic[B, Q]):
+class ServiceCall(Generic[B, Q]):
     """One request to one route, with a body `B` and a query `Q`."""
 
     def __init__(
@@ -143,7 +143,7 @@ class Call(Generic[B, Q]):
             raise invalid(f"the {name} in the path is not UTF-8") from None
 
 
-Handler = Callable[[Call[Any, Any]], Awaitable[Reply | Stream]]
+Handler = Callable[[ServiceCall[Any, Any]], Awaitable[Reply | Stream]]
 
 
 class Route(Struct, frozen=True, kw_only=True):

@@ -44,11 +44,11 @@ from holdfast.service.keys import Keys
 from holdfast.service.limits import TenantRates, TokenRates
 from holdfast.service.proofs import Proofs
 from holdfast.service.revoked import Revoked
-from holdfast.service.settings import Settings
+from holdfast.service.settings import ServiceSettings
 from holdfast.service.shares import Hold, Shares
 from holdfast.service.tokens import Tokens
-from holdfast.service.turns import Turns
-from holdfast.service.types import Types
+from holdfast.service.turns import CheckTurns
+from holdfast.service.types import TypeCache
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, ListQuery, Page, Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
@@ -76,7 +76,7 @@ class ServiceContext:
     Concurrent requests of a tenant share round trips. The tenant always comes from a token. [TENANT-1]
     """
 
-    def __init__(self, settings: Settings, store: Store) -> None:
+    def __init__(self, settings: ServiceSettings, store: Store) -> None:
         self.settings = settings
         self.store = fair(store)
         """Fair between tenants. The service's own reads use `store` directly: there is one of each kind at a time."""
@@ -90,9 +90,9 @@ class ServiceContext:
         self.revoked = Revoked(store)
         self.claimer = Claimer(self.store)
         self.event_caches = EventCaches(self.store)
-        self.types = Types(self.store)
+        self.types = TypeCache(self.store)
         self.trail = TrailQueue(store) if settings.audit_queue else None
-        self.turns = Turns()
+        self.turns = CheckTurns()
         limits = settings.limits
         self.memory = Shares(
             "bytes in flight", process=limits.memory, tenant=limits.tenant_memory, address=limits.address_memory

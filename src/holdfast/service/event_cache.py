@@ -34,7 +34,7 @@ FRESH_S = 10.0
 """How long a read counts as up to date while no hint arrives."""
 
 
-class History:
+class EventHistory:
     """Reads of the past: `HISTORY_READS` at a time for each tenant. Waiting for new events needs no turn here."""
 
     def __init__(self, store: Store) -> None:
@@ -63,7 +63,7 @@ class EventCaches:
     """The caches of all tenants that have event streams."""
 
     def __init__(self, store: Store) -> None:
-        self.history = History(store)
+        self.history = EventHistory(store)
         self._store = store
         self._caches: dict[str, EventCache] = {}
 
@@ -85,7 +85,7 @@ class EventCaches:
 class EventCache:
     """The newest events of one tenant."""
 
-    def __init__(self, store: Store, tenant: str, history: History) -> None:
+    def __init__(self, store: Store, tenant: str, history: EventHistory) -> None:
         self._store = store
         self._tenant = tenant
         self._history = history

@@ -43,7 +43,7 @@ from holdfast.protocol import requests
 from holdfast.schedules.ticks import timing
 from holdfast.service import scan
 from holdfast.service.errors import invalid
-from holdfast.service.turns import MIN_COUNTED_BYTES, Turns, is_simple
+from holdfast.service.turns import MIN_COUNTED_BYTES, CheckTurns, is_simple
 from holdfast.store import WorkerInfo
 from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end, describe, unstorable
 
@@ -84,7 +84,7 @@ def new_job(
     return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
 
 
-async def schedule(tenant: str, item: requests.PutSchedule, turns: Turns) -> tuple[Timing, Target]:
+async def schedule(tenant: str, item: requests.PutSchedule, turns: CheckTurns) -> tuple[Timing, Target]:
     """The timing and the target of a schedule. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
     when = timing(item.cron, item.every_s, item.timezone)
     job = requests.Enqueue(
@@ -102,7 +102,7 @@ async def schedule(tenant: str, item: requests.PutSchedule, turns: Turns) -> tup
     return when, target_of(new_job(tenant, job, None, await payload_of(item, turns, tenant)))
 
 
-async def flow(tenant: str, body: requests.NewFlow, headers: dict[str, str] | None, turns: Turns) -> NewJob:
+async def flow(tenant: str, body: requests.NewFlow, headers: dict[str, str] | None, turns: CheckTurns) -> NewJob:
     """A flow to start. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
     by_name = {step.name: step for step in body.steps}
     if len(by_name) < len(body.steps):
@@ -119,7 +119,7 @@ async def flow(tenant: str, body: requests.NewFlow, headers: dict[str, str] | No
 
 
 async def _step(
-    tenant: str, step: requests.NewStep, places: dict[str, int], headers: dict[str, str] | None, turns: Turns
+    tenant: str, step: requests.NewStep, places: dict[str, int], headers: dict[str, str] | None, turns: CheckTurns
 ) -> Step:
     fields = {name: getattr(step, name) for name in requests.NewStep.__struct_fields__ if name not in ("name", "after")}
     job = new_job(tenant, requests.Enqueue(**fields), headers, await payload_of(step, turns, tenant))
@@ -160,7 +160,7 @@ def small_result(item: requests.Finish, limit: int) -> Result | AttemptError | N
     return None if data is None else Result(data, item.codec)
 
 
-async def large_result(item: requests.Finish, turns: Turns, tenant: str, limit: int) -> Result | AttemptError:
+async def large_result(item: requests.Finish, turns: CheckTurns, tenant: str, limit: int) -> Result | AttemptError:
     """The same for a large result, in turns of the event loop."""
     try:
         return Result(await large_value(item.result, item.codec, turns, tenant), item.codec)
@@ -275,7 +275,7 @@ def small_value(raw: Raw, codec: str, limit: int) -> bytes | None:
     return data if codec != "msgpack" or reader.encode(value) == data else None
 
 
-async def large_value(raw: Raw, codec: str, turns: Turns, tenant: str) -> bytes:
+async def large_value(raw: Raw, codec: str, turns: CheckTurns, tenant: str) -> bytes:
     """The same for a large value, which is never decoded: one slice in each turn. Raises InvalidPayload."""
     text = bytes(raw)
     data = text if codec == "json" else _unpacked(text, codec)
@@ -284,7 +284,7 @@ async def large_value(raw: Raw, codec: str, turns: Turns, tenant: str) -> bytes:
 
 
 async def payload_of(
-    item: requests.Enqueue | requests.NewStep | requests.PutSchedule, turns: Turns, tenant: str
+    item: requests.Enqueue | requests.NewStep | requests.PutSchedule, turns: CheckTurns, tenant: str
 ) -> bytes:
     """The checked payload. Raises UnknownCodec, InvalidPayload or PayloadTooLarge."""
     data = small_value(item.payload, item.codec, PAYLOAD_LIMIT)

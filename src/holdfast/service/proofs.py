@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from holdfast.core.errors import InvalidOption, LeaseLost
 from holdfast.core.names import LEASE_KEYS
-from holdfast.service.records import Record, Records
+from holdfast.service.records import Records, ServiceRecord
 from holdfast.store import Store
 
 RENEW_S = 5.0
@@ -189,7 +189,7 @@ def _halves(secret: bytes) -> _Halves:
     return hashlib.sha256(block.translate(_INNER)), hashlib.sha256(block.translate(_OUTER))
 
 
-def _key(record: Record) -> LeaseKey:
+def _key(record: ServiceRecord) -> LeaseKey:
     return LeaseKey(record.id, base64.b64decode(record.data), record.age_ms)
 
 

@@ -19,7 +19,7 @@ _NEVER_MS = 1000 * 365 * DAY
 _PAGE = 1000
 
 
-class Record(Struct, frozen=True):
+class ServiceRecord(Struct, frozen=True):
     """One record, with its age by the store's clock."""
 
     id: str
@@ -34,13 +34,13 @@ class Records:
         self._store = store
         self._queue = queue
 
-    async def all(self) -> list[Record]:
+    async def all(self) -> list[ServiceRecord]:
         """All records, the oldest first."""
-        found: list[Record] = []
+        found: list[ServiceRecord] = []
         cursor: str | None = None
         while True:
             page = await self._store.list(ListQuery(OPERATOR, self._queue, _KEPT, cursor=cursor, limit=_PAGE))
-            found += [Record(job.id, job.envelope.payload, page.now - job.enqueued_at) for job in page.jobs]
+            found += [ServiceRecord(job.id, job.envelope.payload, page.now - job.enqueued_at) for job in page.jobs]
             cursor = page.cursor
             if cursor is None:
                 return sorted(found, key=lambda record: -record.age_ms)

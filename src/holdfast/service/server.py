@@ -20,7 +20,7 @@ from holdfast.opening import make_store
 from holdfast.service.app import make_app
 from holdfast.service.context import ServiceContext
 from holdfast.service.protocol import bounded
-from holdfast.service.settings import Settings
+from holdfast.service.settings import ServiceSettings
 from holdfast.store import Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
@@ -52,7 +52,7 @@ def listen(host: str, port: int, stalled_s: float) -> socket.socket:
     return sock
 
 
-def run(settings: Settings, sock: socket.socket, ready: Callable[[], None]) -> None:
+def run(settings: ServiceSettings, sock: socket.socket, ready: Callable[[], None]) -> None:
     """Serve in this process, on uvloop."""
     import uvloop
 
@@ -60,7 +60,7 @@ def run(settings: Settings, sock: socket.socket, ready: Callable[[], None]) -> N
         runner.run(serve(settings, sock, ready=ready))
 
 
-def check(settings: Settings, processes: int) -> None:
+def check(settings: ServiceSettings, processes: int) -> None:
     """Open and close the service once, so that a wrong setting is reported once and not by every process."""
 
     async def look() -> None:
@@ -75,7 +75,7 @@ def check(settings: Settings, processes: int) -> None:
     asyncio.run(look())
 
 
-async def serve(settings: Settings, sock: socket.socket, *, ready: Callable[[], None] | None = None) -> None:
+async def serve(settings: ServiceSettings, sock: socket.socket, *, ready: Callable[[], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Then requests in progress finish, and waiting ones are answered."""
     _raise_file_limit(settings.limits.connections)
     http_metrics.enable()
@@ -86,7 +86,7 @@ async def serve(settings: Settings, sock: socket.socket, *, ready: Callable[[], 
             await server.ended
 
 
-class Running:
+class RunningServer:
     """A running server."""
 
     def __init__(self, server: uvicorn.Server, context: ServiceContext, ended: asyncio.Task[None], port: int) -> None:
@@ -104,7 +104,9 @@ class Running:
 
 
 @asynccontextmanager
-async def running(settings: Settings, sock: socket.socket, store: Store | None = None) -> AsyncGenerator[Running]:
+async def running(
+    settings: ServiceSettings, sock: socket.socket, store: Store | None = None
+) -> AsyncGenerator[RunningServer]:
     """Run a server in the current event loop during the block, and stop it gracefully afterwards."""
     context = ServiceContext(settings, make_store(settings.store) if store is None else store)
     try:
@@ -112,7 +114,7 @@ async def running(settings: Settings, sock: socket.socket, store: Store | None =
         server = _Server(_config(settings, context))
         ended = asyncio.create_task(server.serve(sockets=[sock]))
         await server.up.wait()
-        control = Running(server, context, ended, sock.getsockname()[1])
+        control = RunningServer(server, context, ended, sock.getsockname()[1])
         try:
             yield control
         finally:
@@ -151,7 +153,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(settings: Settings, context: ServiceContext) -> uvicorn.Config:
+def _config(settings: ServiceSettings, context: ServiceContext) -> uvicorn.Config:
     limits = settings.limits
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     app: Any = make_app(context)

@@ -83,7 +83,7 @@ class Limits(Struct, frozen=True, kw_only=True):
         return max(MIN_SHARE, self.connections // part) if limit is None else limit
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class ServiceSettings(Struct, frozen=True, kw_only=True):
     """All settings. Child processes get a copy."""
 
     store: str

@@ -32,7 +32,7 @@ def is_simple(data: bytes) -> bool:
     return work_of(data) <= TURN
 
 
-class Turns:
+class CheckTurns:
     """Assigns turns of the event loop, in rotation between tenants. [TENANT-4]"""
 
     def __init__(self) -> None:

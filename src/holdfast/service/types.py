@@ -15,7 +15,7 @@ FRESH_S = 3.0
 """The greatest age of the types that an enqueue uses."""
 
 
-class Types:
+class TypeCache:
     """The live workers, and the options of the types that they run."""
 
     def __init__(self, store: Store) -> None:

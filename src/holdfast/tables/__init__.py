@@ -7,9 +7,9 @@ store holds its lock while it uses one.
 from holdfast.tables.clock import Clock
 from holdfast.tables.keys import KeyTable
 from holdfast.tables.local import LocalStore, SideTables
-from holdfast.tables.log import EventLog
+from holdfast.tables.log import TableLog
 from holdfast.tables.purges import PurgeTable
 from holdfast.tables.settings import SettingsTable
 from holdfast.tables.workers import WorkerTable
 
-__all__ = ["Clock", "EventLog", "KeyTable", "LocalStore", "PurgeTable", "SettingsTable", "SideTables", "WorkerTable"]
+__all__ = ["Clock", "KeyTable", "LocalStore", "PurgeTable", "SettingsTable", "SideTables", "TableLog", "WorkerTable"]

@@ -37,8 +37,8 @@ from holdfast.store import (
 )
 from holdfast.tables.clock import Clock
 from holdfast.tables.keys import KeyTable
-from holdfast.tables.log import EventLog
-from holdfast.tables.notifications import Notifier
+from holdfast.tables.log import TableLog
+from holdfast.tables.notifications import LocalNotifier
 from holdfast.tables.purges import PurgeTable
 from holdfast.tables.settings import SettingsTable
 from holdfast.tables.workers import WorkerTable
@@ -52,11 +52,11 @@ class SideTables:
 
     def __init__(self) -> None:
         self.keys = KeyTable()
-        self.log = EventLog()
+        self.log = TableLog()
         self.settings = SettingsTable()
         self.workers = WorkerTable()
         self.purges = PurgeTable()
-        self.notifier = Notifier()
+        self.notifier = LocalNotifier()
         self.last_seq = 0
         self.last_token = 0
         """One counter for all leases: no token is granted twice. [LEASE-5]"""

@@ -15,7 +15,7 @@ from holdfast.core.trimming import Trimming, excess
 from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS, EventPage, Reader
 
 
-class EventLog:
+class TableLog:
     """The events that are kept, with their positions."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from holdfast.store import Hint, Listener, Signal
 
 
-class Notifier:
+class LocalNotifier:
     """Gathers the hints of one operation and sends them to the listeners, each in its own event loop."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ _PATHS = ("/", "/metrics")
 def serve(host: str, port: int, text: Callable[[], bytes], content_type: str) -> int:
     """Serve the text that `text` returns, in daemon threads. Returns the port. Raises OSError."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class MetricsHandler(BaseHTTPRequestHandler):
         def setup(self) -> None:
             self._end = threading.Timer(CONNECTION_S, _cut, (self.request,))
             self._end.daemon = True
@@ -52,7 +52,7 @@ def serve(host: str, port: int, text: Callable[[], bytes], content_type: str) ->
         def log_message(self, format: str, *args: Any) -> None:
             """Log nothing: metrics are read every few seconds."""
 
-    server = _Bounded((host, port), Handler)
+    server = _Bounded((host, port), MetricsHandler)
     threading.Thread(target=server.serve_forever, name="holdfast-metrics", daemon=True).start()
     return server.server_port
 

@@ -36,7 +36,7 @@ from holdfast.queue.queue import Queue
 from holdfast.worker.active_job import ActiveJob
 from holdfast.worker.answers import Answers
 from holdfast.worker.callbacks import Callbacks
-from holdfast.worker.clients import Clients, HandlerQueue
+from holdfast.worker.clients import HandlerQueue, WorkerClients
 from holdfast.worker.handlers import Handler, table
 from holdfast.worker.runner import Runner
 from holdfast.worker.state import RunState
@@ -201,7 +201,7 @@ class _Client(HandlerQueue):
         self._producer.on_message = learn
 
 
-class _InlineClients(Clients):
+class _InlineClients(WorkerClients):
     def __init__(self, inline: InlineQueue, learn: Callable[[Message[Any]], None]) -> None:
         super().__init__(inline.store, inline.name, inline.codec, inline.blobs, asyncio.get_running_loop())
         self._inline, self._learn = inline, learn

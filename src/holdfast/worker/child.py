@@ -81,8 +81,8 @@ class Child:
                 return outcome.unstorable(error)
         except BaseException as error:  # noqa: BLE001 - also SystemExit is just a failed attempt
             if context.canceled.is_set():
-                # Told to end, and now cleaned up. Without the clean-up of the interpreter: a thread that the
-                # handler has left behind must not hold it up.
+                # The handler was asked to end and has cleaned up. Skip the interpreter's own clean-up: a thread that
+                # the handler left behind must not delay the exit.
                 _exit(_ENDED)
             self._running = None
             return outcome.raised(error)

@@ -24,7 +24,7 @@ class HandlerQueue(Queue):
         """It ends with the worker."""
 
 
-class Clients:
+class WorkerClients:
     """The queues of a worker's tenants. Each is kept as long as it is used."""
 
     def __init__(
@@ -51,7 +51,7 @@ class ChildClients:
 
     def __init__(self) -> None:
         self._address: Address | None = None
-        self._clients: Clients | None = None
+        self._clients: WorkerClients | None = None
 
     def at(self, address: Address | None) -> ChildClients:
         """For the next job, whose worker has its store there."""
@@ -67,5 +67,5 @@ class ChildClients:
         if self._clients is None:
             queue = Queue(address.url, tenant=tenant, token=address.token, name=address.name, codec=address.codec)
             home = open_in_background(queue)
-            self._clients = Clients(queue.store, address.name, address.codec, None, home)
+            self._clients = WorkerClients(queue.store, address.name, address.codec, None, home)
         return self._clients.of(tenant)

@@ -30,7 +30,7 @@ from holdfast.store import Store, WorkerInfo
 from holdfast.worker.acks import Acknowledger
 from holdfast.worker.answers import Answers
 from holdfast.worker.claiming import Claiming
-from holdfast.worker.clients import Clients
+from holdfast.worker.clients import WorkerClients
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.joining import Joining
 from holdfast.worker.progress import Reporter
@@ -68,7 +68,7 @@ class Loop:
             state, handlers, self._acks.add, self._answers, self._reporter.add,
             concurrency=settings.concurrency, codec=settings.codec, blobs=settings.blobs,
             completer=Joining(store, settings.codec, state.running), unknown_ms=settings.unknown_ms,
-            clients=Clients(store, settings.name, settings.codec, settings.blobs, asyncio.get_running_loop()),
+            clients=WorkerClients(store, settings.name, settings.codec, settings.blobs, asyncio.get_running_loop()),
             address=address,
         )  # fmt: skip
         self._heartbeat = Heartbeat(

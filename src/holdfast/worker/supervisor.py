@@ -72,15 +72,15 @@ class _Supervisor:
             theirs.close()
         return 1 if self._failed else 0
 
-    def _keep_running(self, bell: socket.socket) -> None:
+    def _keep_running(self, signal_socket: socket.socket) -> None:
         while True:
             self._start_due()
             running = [slot.process for slot in self._slots if slot.process is not None]
             if not running and all(slot.start_at is None for slot in self._slots):
                 return
-            ready = wait([bell, *(process.sentinel for process in running)], self._timeout_s())
-            if bell in ready:
-                bell.recv(4096)
+            ready = wait([signal_socket, *(process.sentinel for process in running)], self._timeout_s())
+            if signal_socket in ready:
+                signal_socket.recv(4096)
             for slot in self._slots:
                 if slot.process is not None and slot.process.exitcode is not None:
                     self._bury(slot, slot.process)

@@ -77,7 +77,7 @@ class _Asked:
 
 
 class AllTenants:
-    """A store bound to no tenant: what stands in for the Queue in an operator's fleet."""
+    """A store bound to no tenant: takes the place of the Queue in an operator's fleet."""
 
     tenant = None
 

@@ -16,7 +16,7 @@ from holdfast.opening import make_store, parse_url
 from holdfast.store import Reader
 from holdfast.stores.postgres import doctor, schema, upkeep
 from holdfast.stores.postgres.address import read
-from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.connection import PostgresClient
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.processes import rights_of
 from tests.eventually import eventually
@@ -27,7 +27,7 @@ LEVELS = ("ok", "warn", "bad")
 
 async def look(url, **options):
     """The findings by subject; of several the worst."""
-    client = Client(read(parse_url(url)))
+    client = PostgresClient(read(parse_url(url)))
     try:
         found = await doctor.findings(client, **options)
     finally:
@@ -154,7 +154,7 @@ async def test_a_log_that_nobody_trims_is_noticed(postgres, database, monkeypatc
         await fill(store, 10)
         monkeypatch.setattr(doctor, "LARGE_PARTITION", 8192)
         found = (await look(postgres.url(database)))["partitions"]
-    assert (found.level, "7 are empty ahead: it has 0.0 MiB, and nobody trims" in found.text) == ("warn", True)
+    assert (found.level, "7 are empty ahead: it has 0.0 MiB, and no process trims" in found.text) == ("warn", True)
 
 
 async def test_a_log_that_has_no_partition_left_to_go_on_to_is_noticed(postgres, database, monkeypatch):

@@ -34,7 +34,7 @@ from holdfast.core.job import (
     Replayed,
 )
 from holdfast.store import TenantSettings
-from holdfast.stores.postgres.connection import PATIENT_LOCK_MS, Client
+from holdfast.stores.postgres.connection import PATIENT_LOCK_MS, PostgresClient
 from holdfast.stores.postgres.transactions import BRIEF_LOCK_MS
 from tests.eventually import eventually
 from tests.log import all_events
@@ -192,13 +192,13 @@ async def test_who_waits_for_an_id_keeps_nobody_from_the_tenant(postgres, databa
 async def test_a_batch_with_keys_waits_briefly_until_it_is_seen_which_one_is_held(postgres, database, monkeypatch):
     url = postgres.url(database)
     waits = []
-    change = Client.change
+    change = PostgresClient.change
 
     async def noted(self, work, **options):
         waits.append(options["lock_ms"])
         return await change(self, work, **options)
 
-    monkeypatch.setattr(Client, "change", noted)
+    monkeypatch.setattr(PostgresClient, "change", noted)
     items = [new(f"job-{n}", idempotency=IdempotencyKey(f"key-{n}")) for n in range(4)]
     async with opened(url) as store:
         async with WAYS["asyncpg"](url) as connection:

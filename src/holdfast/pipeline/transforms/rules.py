@@ -20,7 +20,7 @@ from holdfast.pipeline.transforms.histories import ENDS, LEASE_UPDATES
 
 
 @dataclass(frozen=True)
-class Check:
+class AuditCheck:
     """One way to break a rule. A gap in the log between the event named by `since` and this one may explain it."""
 
     rule: str
@@ -54,102 +54,110 @@ _COUNTED = "change.attempt - int(change.kind = 'released')"
 
 CHECKS = (
     # Is it an event, and is the log complete?
-    Check("EVENT-1", f"kind NOT IN {one_of(*KINDS)}", "there is no event `{kind}`", "previous"),
-    Check("EVENT-1", "previous.position = position", "`{kind}` is in the log twice", "previous"),
-    Check(
+    AuditCheck("EVENT-1", f"kind NOT IN {one_of(*KINDS)}", "there is no event `{kind}`", "previous"),
+    AuditCheck("EVENT-1", "previous.position = position", "`{kind}` is in the log twice", "previous"),
+    AuditCheck(
         "EVENT-1",
         f"NOT {_IS_UPDATE} AND (kind, at, attempt, token) = "
         "(previous.kind, previous.at, previous.attempt, previous.token)",
         "`{kind}` was recorded twice",
         "previous",
     ),
-    Check("EVENT-1", "kind != 'enqueued' AND previous IS NULL", "`{kind}` of a job that was not enqueued before"),
+    AuditCheck("EVENT-1", "kind != 'enqueued' AND previous IS NULL", "`{kind}` of a job that was not enqueued before"),
     # Events of a job are numbered from 1. Number 0 is from before they were numbered.
-    Check("EVENT-1", "kind = 'enqueued' AND number > 1", "`{kind}` is event {number} of its job, not the first"),
-    Check(
+    AuditCheck("EVENT-1", "kind = 'enqueued' AND number > 1", "`{kind}` is event {number} of its job, not the first"),
+    AuditCheck(
         "EVENT-1",
         "kind != 'enqueued' AND previous.number > 0 AND number > previous.number + 1",
         "`{kind}` is event {number} of its job and comes after event {previous.number}: what is between is missing",
         "previous",
     ),
-    Check(
+    AuditCheck(
         "EVENT-1",
         "kind != 'enqueued' AND previous.number > 0 AND number <= previous.number",
         "`{kind}` is event {number} of its job and comes after event {previous.number}",
         "previous",
     ),
-    Check(
+    AuditCheck(
         "EVENT-1",
         "kind NOT IN ('enqueued', 'claimed') AND change IS NOT NULL AND token > highest",
         "`{kind}` with token {token}, which no claim has granted",
     ),
     # Is there such a transition?
-    Check("ENQ-2", f"kind = 'enqueued' AND {_LIVE}", "enqueued again while it was live, after `{change.kind}`"),
-    Check("CLAIM-1", f"kind = 'claimed' AND {_LEASED}", "claimed while the lease {change.token} had not ended"),
-    Check("CANCEL-1", f"{_IS_ACK} AND change.kind = 'canceled'", "`{kind}` after it was canceled"),
-    Check(
+    AuditCheck("ENQ-2", f"kind = 'enqueued' AND {_LIVE}", "enqueued again while it was live, after `{change.kind}`"),
+    AuditCheck("CLAIM-1", f"kind = 'claimed' AND {_LEASED}", "claimed while the lease {change.token} had not ended"),
+    AuditCheck("CANCEL-1", f"{_IS_ACK} AND change.kind = 'canceled'", "`{kind}` after it was canceled"),
+    AuditCheck(
         "STATE-3",
         f"kind = 'replayed' AND ({_LIVE} OR change.kind IN ('completed', 'canceled'))",
         "replayed after `{change.kind}`: only a failed job can be replayed",
     ),
-    Check("STATE-2", f"kind NOT IN ('enqueued', 'replayed', 'purged') AND {_ENDED}", "`{kind}` after `{change.kind}`"),
-    Check("STATE-2", "kind != 'enqueued' AND change.kind = 'purged'", "`{kind}` after it was purged"),
-    Check("KEEP-1", f"kind = 'purged' AND {_LIVE}", "purged while it was live, after `{change.kind}`"),
-    Check("LEASE-2", f"kind = 'extended' AND {_WAITED}", "extended although `{change.kind}` had ended the lease"),
-    Check("LEASE-1", f"{_IS_ACK} AND {_WAITED}", "`{kind}` although `{change.kind}` had ended the lease"),
-    Check("STATE-1", f"kind = 'expired' AND {_WAITED}", "`{kind}` after `{change.kind}`"),
+    AuditCheck(
+        "STATE-2", f"kind NOT IN ('enqueued', 'replayed', 'purged') AND {_ENDED}", "`{kind}` after `{change.kind}`"
+    ),
+    AuditCheck("STATE-2", "kind != 'enqueued' AND change.kind = 'purged'", "`{kind}` after it was purged"),
+    AuditCheck("KEEP-1", f"kind = 'purged' AND {_LIVE}", "purged while it was live, after `{change.kind}`"),
+    AuditCheck("LEASE-2", f"kind = 'extended' AND {_WAITED}", "extended although `{change.kind}` had ended the lease"),
+    AuditCheck("LEASE-1", f"{_IS_ACK} AND {_WAITED}", "`{kind}` although `{change.kind}` had ended the lease"),
+    AuditCheck("STATE-1", f"kind = 'expired' AND {_WAITED}", "`{kind}` after `{change.kind}`"),
     # Whose lease is it?
-    Check(
+    AuditCheck(
         "LEASE-1",
         f"{_LEASED} AND ({_IS_ACK} OR kind = 'expired') AND token != change.token",
         "`{kind}` with token {token}, but the lease has {change.token}",
     ),
-    Check(
+    AuditCheck(
         "LEASE-1",
         f"{_LEASED} AND ({_IS_ACK} OR kind = 'expired') AND worker_id != change.worker_id",
         "`{kind}` by worker {worker_id}, but the lease belongs to {change.worker_id}",
     ),
-    Check("LEASE-5", "kind = 'claimed' AND token <= highest", "claimed with token {token} after token {highest}"),
-    Check("LEASE-5", f"kind = 'claimed' AND token >= {2**53}", "token {token} is not below 2^53"),
+    AuditCheck("LEASE-5", "kind = 'claimed' AND token <= highest", "claimed with token {token} after token {highest}"),
+    AuditCheck("LEASE-5", f"kind = 'claimed' AND token >= {2**53}", "token {token} is not below 2^53"),
     # Are attempts counted correctly?
-    Check("RETRY-1", "kind = 'claimed' AND attempt > bound", "claimed for attempt {attempt} of {bound}", "born"),
-    Check(
+    AuditCheck("RETRY-1", "kind = 'claimed' AND attempt > bound", "claimed for attempt {attempt} of {bound}", "born"),
+    AuditCheck(
         "RETRY-1",
         "kind IN ('retried', 'expired') AND attempt >= bound",
         "`{kind}`, for another try, after attempt {attempt} of {bound}",
         "born",
     ),
-    Check(
+    AuditCheck(
         "RETRY-1",
         "kind = 'failed' AND reason IN ('max_attempts', 'lease_expired') AND attempt < bound",
         "given up after attempt {attempt} of {bound}",
         "born",
     ),
-    Check(
+    AuditCheck(
         "RETRY-1",
         f"attempt != IF(kind IN ('enqueued', 'replayed'), 0, {_COUNTED} + int(kind = 'claimed'))",
         "`{kind}` says attempt {attempt}, after `{change.kind}` of attempt {change.attempt}",
     ),
     # Is the time right?
-    Check("CLAIM-2", "kind = 'enqueued' AND priority NOT BETWEEN 0 AND 9", "priority {priority} is not from 0 to 9"),
-    Check(
+    AuditCheck(
+        "CLAIM-2", "kind = 'enqueued' AND priority NOT BETWEEN 0 AND 9", "priority {priority} is not from 0 to 9"
+    ),
+    AuditCheck(
         "ENQ-5",
         "kind = 'claimed' AND change.kind = 'enqueued' AND at < due_at",
         "claimed at {at}, but scheduled for {due_at}",
         needs="clock",
     ),
-    Check("CLAIM-2", "kind = 'claimed' AND at < due_at", "claimed at {at}, but visible from {due_at}", needs="clock"),
-    Check("CLAIM-1", "kind = 'claimed' AND deadline <= at", "claimed at {at} with a lease until {deadline}"),
-    Check("LEASE-3", f"{_LEASED} AND {_RAN_OUT} AND at < until", "expired at {at}, but the lease ran until {until}"),
-    Check("LEASE-2", "kind = 'extended' AND deadline < until", "the lease was cut from {until} to {deadline}"),
-    Check(
+    AuditCheck(
+        "CLAIM-2", "kind = 'claimed' AND at < due_at", "claimed at {at}, but visible from {due_at}", needs="clock"
+    ),
+    AuditCheck("CLAIM-1", "kind = 'claimed' AND deadline <= at", "claimed at {at} with a lease until {deadline}"),
+    AuditCheck(
+        "LEASE-3", f"{_LEASED} AND {_RAN_OUT} AND at < until", "expired at {at}, but the lease ran until {until}"
+    ),
+    AuditCheck("LEASE-2", "kind = 'extended' AND deadline < until", "the lease was cut from {until} to {deadline}"),
+    AuditCheck(
         "LEASE-2",
         f"kind = 'extended' AND {_LATE}",
         "extended at {at}, but the lease ran until {until}",
         needs="extensions",
     ),
-    Check("LEASE-1", _LATE, "`{kind}` at {at}, but the lease ran until {until}", needs="extensions"),
-    Check("EVENT-2", "at < previous.at", "`{kind}` at {at}, after {previous.at}", "previous", "clock"),
+    AuditCheck("LEASE-1", _LATE, "`{kind}` at {at}, but the lease ran until {until}", needs="extensions"),
+    AuditCheck("EVENT-2", "at < previous.at", "`{kind}` at {at}, after {previous.at}", "previous", "clock"),
 )
 
 # Most events are plainly correct: the event before is enough to see that none of the checks can apply. If you change a

@@ -12,7 +12,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.job import JobKey
 from holdfast.core.names import check_id
 from holdfast.protocol import answers, problems
-from holdfast.service.call import Call, Reply
+from holdfast.service.call import Reply, ServiceCall
 from holdfast.service.errors import info
 
 I = TypeVar("I")  # noqa: E741 - an item
@@ -28,7 +28,7 @@ async def each(
     make: Callable[[I], X | Awaitable[X]],
     send: Callable[[Sequence[X]], Awaitable[Sequence[A]]],
     show: Callable[[X, A], Any | Awaitable[Any]],
-    call: Call[Any, Any],
+    call: ServiceCall[Any, Any],
 ) -> answers.Items[Any]:
     """Convert each item by `make`, send the valid ones as one batch, and convert the answers by `show`, in order.
 
@@ -64,7 +64,7 @@ async def each(
 
 
 async def each_of_queue(
-    call: Call[list[Any], Any],
+    call: ServiceCall[list[Any], Any],
     make: Callable[[JobKey, Any], X],
     send: Callable[[Sequence[X]], Awaitable[Sequence[A]]],
     answer: Callable[..., Any],

@@ -16,7 +16,7 @@ import msgspec
 from holdfast.core.events import Event
 from holdfast.protocol import requests
 from holdfast.service import views
-from holdfast.service.call import Call, Route, Stream
+from holdfast.service.call import Route, ServiceCall, Stream
 from holdfast.service.parsing import chosen
 from holdfast.service.tokens import READ
 
@@ -24,7 +24,7 @@ BEAT = b": \n\n"
 BEAT_S = 15.0
 
 
-async def follow_events(call: Call[None, requests.StreamQuery]) -> Stream:
+async def follow_events(call: ServiceCall[None, requests.StreamQuery]) -> Stream:
     """Stream events until the client leaves; with `follow=false`, to the end of the log."""
     after = call.header(b"last-event-id") or call.query.after or None
     kinds = requests.KINDS if not call.query.kinds else chosen("kinds", call.query.kinds, requests.KINDS)
@@ -35,7 +35,7 @@ async def follow_events(call: Call[None, requests.StreamQuery]) -> Stream:
 
 
 async def _follow(
-    call: Call[None, requests.StreamQuery], after: str | None, kinds: Collection[str]
+    call: ServiceCall[None, requests.StreamQuery], after: str | None, kinds: Collection[str]
 ) -> AsyncGenerator[bytes]:
     clock = asyncio.get_running_loop().time
     history = call.context.event_caches.history
@@ -70,7 +70,7 @@ async def _follow(
                     await grown.wait()
 
 
-def _is_shown(call: Call[None, requests.StreamQuery], event: Event, kinds: Collection[str]) -> bool:
+def _is_shown(call: ServiceCall[None, requests.StreamQuery], event: Event, kinds: Collection[str]) -> bool:
     return event.kind in kinds and (call.caller.queues is None or event.queue in call.caller.queues)
 
 

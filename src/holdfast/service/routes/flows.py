@@ -16,12 +16,12 @@ from holdfast.flows.flow import flow_record
 from holdfast.jobs.options import duration_ms
 from holdfast.protocol import answers, requests
 from holdfast.service import parsing
-from holdfast.service.call import Call, Reply, Route
+from holdfast.service.call import Reply, Route, ServiceCall
 from holdfast.service.routes.jobs import ended, outcome, ticket
 from holdfast.service.tokens import ADMIN, PRODUCE, READ
 
 
-async def start_flow(call: Call[requests.NewFlow, requests.NoQuery]) -> Reply:
+async def start_flow(call: ServiceCall[requests.NewFlow, requests.NoQuery]) -> Reply:
     """201 for a new flow, 200 for an existing one. A step is enqueued when the steps before it are complete. [ENQ-2]"""
     new = await parsing.flow(call.tenant, call.body, call.trace, call.context.turns)
     check_envelope(new.envelope, call.context.ceiling_ms)
@@ -43,13 +43,13 @@ async def start_flow(call: Call[requests.NewFlow, requests.NoQuery]) -> Reply:
     return Reply(await ticket(call.context, new, answer), 201 if isinstance(answer, Queued) else 200)
 
 
-async def get_flow(call: Call[None, requests.NoQuery]) -> Reply:
+async def get_flow(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """A step that is not a job yet is `blocked`, or `ready` if the steps before it are complete."""
     record = await flow_record(call.context.store, await _found(call))
     return Reply(msgspec.convert(record, answers.Flow, from_attributes=True))
 
 
-async def flow_result(call: Call[None, requests.WaitQuery]) -> Reply:
+async def flow_result(call: ServiceCall[None, requests.WaitQuery]) -> Reply:
     """Waits as the result of a job does. [RESULT-2, RESULT-3]"""
     flow = await _found(call)
     flow = await ended(call, flow.key) or await _found(call)
@@ -58,7 +58,7 @@ async def flow_result(call: Call[None, requests.WaitQuery]) -> Reply:
     return await outcome(call, flow)
 
 
-async def cancel_flow(call: Call[None, requests.CancelQuery]) -> Reply:
+async def cancel_flow(call: ServiceCall[None, requests.CancelQuery]) -> Reply:
     """Cancels its open steps too. [CANCEL-1]"""
     flow = await _found(call)
     queue = call.context.queue(call.tenant)
@@ -68,7 +68,7 @@ async def cancel_flow(call: Call[None, requests.CancelQuery]) -> Reply:
     return Reply(answers.Canceled(status=canceled.status))
 
 
-async def replay_flow(call: Call[None, requests.NoQuery]) -> Reply:
+async def replay_flow(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """Its failed and canceled steps start again, and the steps after them continue. [DEAD-1]"""
     flow = await _found(call)
     await call.context.queue(call.tenant).replay(flow.id, queue=FLOWS)
@@ -76,7 +76,7 @@ async def replay_flow(call: Call[None, requests.NoQuery]) -> Reply:
     return Reply(answers.Replays(tenant=call.tenant, items=[item], more=False))
 
 
-async def _found(call: Call[Any, Any]) -> Job:
+async def _found(call: ServiceCall[Any, Any]) -> Job:
     """The flow that the path names. Another tenant's flow answers exactly like a missing one. [TENANT-2]
 
     So does a flow with a step in a queue that the token is not for.
@@ -88,7 +88,7 @@ async def _found(call: Call[Any, Any]) -> Job:
     return flow
 
 
-def _is_for(call: Call[Any, Any], flow: Job) -> bool:
+def _is_for(call: ServiceCall[Any, Any], flow: Job) -> bool:
     """Whether the token is for the queues of all steps."""
     only = call.caller.queues
     return only is None or all(step.queue in only for step in plan_of(flow.envelope).steps)

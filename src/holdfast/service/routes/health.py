@@ -10,7 +10,7 @@ import msgspec
 from holdfast.core.errors import StoreUnavailable
 from holdfast.jobs.options import moment
 from holdfast.protocol import answers, requests
-from holdfast.service.call import Call, Reply, Route
+from holdfast.service.call import Reply, Route, ServiceCall
 from holdfast.service.errors import Refusal
 from holdfast.service.tokens import READ
 from holdfast.telemetry import http as http_metrics
@@ -18,13 +18,13 @@ from holdfast.telemetry import http as http_metrics
 READY_S = 2.0
 
 
-async def healthz(call: Call[None, requests.NoQuery]) -> Reply:
+async def healthz(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """200 while the process runs, whatever the state of the store."""
     del call
     return Reply(answers.Health(status="ok"))
 
 
-async def readyz(call: Call[None, requests.NoQuery]) -> Reply:
+async def readyz(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """200 while the store answers and the service is not stopping."""
     if call.context.stopping.done():
         raise Refusal("stopping", "the service is stopping")
@@ -36,7 +36,7 @@ async def readyz(call: Call[None, requests.NoQuery]) -> Reply:
     return Reply(answers.Health(status="ok"))
 
 
-async def session(call: Call[None, requests.NoQuery]) -> Reply:
+async def session(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """A client reads it once, to know its tenant and scopes."""
     caller, store = call.caller, call.context.store
     return Reply(
@@ -52,7 +52,7 @@ async def session(call: Call[None, requests.NoQuery]) -> Reply:
     )
 
 
-async def metrics(call: Call[None, requests.NoQuery]) -> Reply:
+async def metrics(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """The metrics of all processes of the service."""
     del call
     text = b"" if http_metrics.current is None else await asyncio.to_thread(http_metrics.current.text)

@@ -27,7 +27,7 @@ from holdfast.jobs.options import duration_ms
 from holdfast.protocol import answers, requests
 from holdfast.service import parsing, views
 from holdfast.service.answer_size import ANSWER_BYTES
-from holdfast.service.call import Call, Reply, Route
+from holdfast.service.call import Reply, Route, ServiceCall
 from holdfast.service.context import ServiceContext
 from holdfast.service.errors import Refusal
 from holdfast.service.routes.batches import each, each_of_queue
@@ -38,7 +38,7 @@ SCAN_LIMIT = 10_000
 """The most events that one request scans for those of one job."""
 
 
-async def enqueue(call: Call[requests.Enqueue, requests.NoQuery]) -> Reply:
+async def enqueue(call: ServiceCall[requests.Enqueue, requests.NoQuery]) -> Reply:
     """201 for a new job, 200 for an existing one. [ENQ-2]"""
     known = await call.context.types.of(call.tenant)
     new = _new_job(call, call.body, known, await parsing.payload_of(call.body, call.context.turns, call.tenant))
@@ -50,7 +50,7 @@ async def enqueue(call: Call[requests.Enqueue, requests.NoQuery]) -> Reply:
     return Reply(await ticket(call.context, new, answer), 200)
 
 
-async def enqueue_batch(call: Call[list[requests.Enqueue | HoldfastError], requests.NoQuery]) -> Reply:
+async def enqueue_batch(call: ServiceCall[list[requests.Enqueue | HoldfastError], requests.NoQuery]) -> Reply:
     """A refused item affects no other. [ENQ-4]"""
     known = await call.context.types.of(call.tenant)
 
@@ -80,7 +80,7 @@ async def enqueue_batch(call: Call[list[requests.Enqueue | HoldfastError], reque
     return Reply(await each(call.body, make, call.context.enqueue_many, show, call))
 
 
-async def types(call: Call[None, requests.PageQuery]) -> Reply:
+async def types(call: ServiceCall[None, requests.PageQuery]) -> Reply:
     """Only types of queues that the token is for. The list may be a few seconds old."""
     known = await call.context.types.of(call.tenant)
     if call.caller.queues is not None:
@@ -88,18 +88,18 @@ async def types(call: Call[None, requests.PageQuery]) -> Reply:
     return Reply(views.types(known, call.query.cursor or "", call.query.limit))
 
 
-async def get(call: Call[None, requests.NoQuery]) -> Reply:
+async def get(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """With its payload, errors and result."""
     job = await _found(call)
     return Reply(views.job(job, await call.context.blob(job.result, job.key)))
 
 
-async def result(call: Call[None, requests.WaitQuery]) -> Reply:
+async def result(call: ServiceCall[None, requests.WaitQuery]) -> Reply:
     """Waits for up to `wait_s`, without polling. [RESULT-2, RESULT-3]"""
     return await outcome(call, await ended(call, _key(call)) or await _found(call))
 
 
-async def job_events(call: Call[None, requests.EventQuery]) -> Reply:
+async def job_events(call: ServiceCall[None, requests.EventQuery]) -> Reply:
     """Each request scans a part of the log, so a page may be empty and still have a cursor."""
     key, query = _key(call), call.query
     await _found(call)
@@ -118,7 +118,7 @@ async def job_events(call: Call[None, requests.EventQuery]) -> Reply:
     return Reply(answers.Events(events=found, cursor=after if more else None))
 
 
-async def cancel(call: Call[None, requests.CancelQuery]) -> Reply:
+async def cancel(call: ServiceCall[None, requests.CancelQuery]) -> Reply:
     """A running job is canceled too, unless `only_waiting`. [CANCEL-1 to CANCEL-3]"""
     key = _key(call)
     status = await call.context.cancel(Cancel(key, call.query.only_waiting))
@@ -127,7 +127,7 @@ async def cancel(call: Call[None, requests.CancelQuery]) -> Reply:
     return Reply(answers.Canceled(status=status))
 
 
-async def cancel_batch(call: Call[list[requests.Cancel | HoldfastError], requests.NoQuery]) -> Reply:
+async def cancel_batch(call: ServiceCall[list[requests.Cancel | HoldfastError], requests.NoQuery]) -> Reply:
     """In the order of the batch. A missing job is answered `not_found`. [CANCEL-1 to CANCEL-3]"""
 
     def make(key: JobKey, item: requests.Cancel) -> Cancel:
@@ -136,7 +136,7 @@ async def cancel_batch(call: Call[list[requests.Cancel | HoldfastError], request
     return await each_of_queue(call, make, call.context.store.cancel, answers.Canceled)
 
 
-async def set_result_ttl(call: Call[list[requests.SetResultTtl | HoldfastError], requests.NoQuery]) -> Reply:
+async def set_result_ttl(call: ServiceCall[list[requests.SetResultTtl | HoldfastError], requests.NoQuery]) -> Reply:
     """The time counts from now. [RESULT-1]"""
 
     def make(key: JobKey, item: requests.SetResultTtl) -> SetResultTtl:
@@ -149,7 +149,7 @@ async def set_result_ttl(call: Call[list[requests.SetResultTtl | HoldfastError],
 # Helpers ------------------------------------------------------------------------------------------
 
 
-def _new_job(call: Call[Any, Any], item: requests.Enqueue, known: KnownTypes, payload: bytes) -> NewJob:
+def _new_job(call: ServiceCall[Any, Any], item: requests.Enqueue, known: KnownTypes, payload: bytes) -> NewJob:
     policy = known.types.get(item.type, parsing.PLAIN_TYPE)
     new = parsing.new_job(call.tenant, item, call.trace, payload, policy)
     check_envelope(new.envelope, call.context.ceiling_ms)
@@ -180,7 +180,7 @@ async def ticket(context: ServiceContext, new: NewJob, answer: EnqueueAnswer | H
     return answers.Ticket(status="duplicate", id=answer.id, queue=queue, state=answer.state)
 
 
-async def ended(call: Call[Any, requests.WaitQuery], key: JobKey) -> Job | None:
+async def ended(call: ServiceCall[Any, requests.WaitQuery], key: JobKey) -> Job | None:
     """The job, if the caller waits and it ends in time."""
     if call.query.wait_s:
         call.wait()
@@ -189,17 +189,17 @@ async def ended(call: Call[Any, requests.WaitQuery], key: JobKey) -> Job | None:
     return None
 
 
-async def outcome(call: Call[Any, Any], job: Job) -> Reply:
+async def outcome(call: ServiceCall[Any, Any], job: Job) -> Reply:
     """The answer with a job's outcome; 202 before its end."""
     blob = await call.context.blob(job.result, job.key)
     return Reply(views.outcome(job, blob), 200 if job.state in TERMINAL else 202)
 
 
-def _key(call: Call[Any, Any]) -> JobKey:
+def _key(call: ServiceCall[Any, Any]) -> JobKey:
     return JobKey(call.tenant, call.queue, call.id)
 
 
-async def _found(call: Call[Any, Any]) -> Job:
+async def _found(call: ServiceCall[Any, Any]) -> Job:
     """The job that the path names. Another tenant's job answers exactly like a missing one. [TENANT-2]"""
     key = _key(call)
     call.hold.check()

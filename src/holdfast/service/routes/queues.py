@@ -15,7 +15,7 @@ from holdfast.paging import name_cursor
 from holdfast.protocol import answers, requests
 from holdfast.queue.ticket import Ticket
 from holdfast.service import views
-from holdfast.service.call import Call, Reply, Route
+from holdfast.service.call import Reply, Route, ServiceCall
 from holdfast.service.errors import Refusal, info
 from holdfast.service.parsing import chosen
 from holdfast.service.routes.batches import each_of_queue
@@ -25,7 +25,7 @@ from holdfast.store import ListQuery, QueuePage
 _FAILED = frozenset({JobState.FAILED})
 
 
-async def queues(call: Call[None, requests.PageQuery]) -> Reply:
+async def queues(call: ServiceCall[None, requests.PageQuery]) -> Reply:
     """Only queues that the token is for."""
     query, only = call.query, call.caller.queues
     if only is None:
@@ -35,7 +35,7 @@ async def queues(call: Call[None, requests.PageQuery]) -> Reply:
     return Reply(answers.Queues(queues=[views.stats(one) for one in page.queues], cursor=page.cursor))
 
 
-async def _some(call: Call[None, requests.PageQuery], only: Sequence[str]) -> QueuePage:
+async def _some(call: ServiceCall[None, requests.PageQuery], only: Sequence[str]) -> QueuePage:
     """Those of the named queues that have jobs or are paused. Other queues of the tenant are not read."""
     after = name_cursor(call.query.cursor or None)
     names = [name for name in only if name > after]
@@ -44,12 +44,12 @@ async def _some(call: Call[None, requests.PageQuery], only: Sequence[str]) -> Qu
     return QueuePage(used, names[call.query.limit - 1] if len(names) > call.query.limit else None)
 
 
-async def stats(call: Call[None, requests.NoQuery]) -> Reply:
+async def stats(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """An unused queue has counts of 0."""
     return Reply(views.stats((await call.context.store.stats(call.tenant, [call.queue]))[0]))
 
 
-async def jobs(call: Call[None, requests.ListQuery]) -> Reply:
+async def jobs(call: ServiceCall[None, requests.ListQuery]) -> Reply:
     """Waiting jobs in claim order, then leased ones, then finished ones."""
     query = call.query
     states = frozenset(JobState) if not query.state else frozenset(chosen("state", query.state, JobState))
@@ -60,24 +60,24 @@ async def jobs(call: Call[None, requests.ListQuery]) -> Reply:
     return Reply(answers.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
 
 
-async def usage(call: Call[None, requests.NoQuery]) -> Reply:
+async def usage(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """Counts up to 10 s old, with the limits of this process. [TENANT-5]"""
     if call.caller.queues is not None:
         raise Refusal("queue_forbidden", "the token is for some queues, and the usage counts all of them")
     return Reply(await call.context.usage(call.tenant))
 
 
-async def pause(call: Call[None, requests.NoQuery]) -> Reply:
+async def pause(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """A paused queue still accepts jobs. [CLAIM-5]"""
     return await _pause(call, paused=True)
 
 
-async def resume(call: Call[None, requests.NoQuery]) -> Reply:
+async def resume(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """Waiting jobs can be claimed again."""
     return await _pause(call, paused=False)
 
 
-async def dead_letters(call: Call[None, requests.DeadQuery]) -> Reply:
+async def dead_letters(call: ServiceCall[None, requests.DeadQuery]) -> Reply:
     """With their reasons and errors. [DEAD-1]"""
     query = call.query
     wanted = ListQuery(
@@ -87,7 +87,7 @@ async def dead_letters(call: Call[None, requests.DeadQuery]) -> Reply:
     return Reply(answers.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
 
 
-async def replay(call: Call[requests.Replay, requests.NoQuery]) -> Reply:
+async def replay(call: ServiceCall[requests.Replay, requests.NoQuery]) -> Reply:
     """Of concurrent replays of a job, one succeeds. [DEAD-1, STATE-3]"""
     body, queue, more = call.body, call.queue, False
     if (body.ids is UNSET) == (body.where is UNSET):
@@ -103,7 +103,7 @@ async def replay(call: Call[requests.Replay, requests.NoQuery]) -> Reply:
     return Reply(answers.Replays(tenant=call.tenant, items=[_replayed(ticket) for ticket in tickets], more=more))
 
 
-async def purge_dead_letters(call: Call[requests.Purge, requests.NoQuery]) -> Reply:
+async def purge_dead_letters(call: ServiceCall[requests.Purge, requests.NoQuery]) -> Reply:
     """Those that failed before an instant, by default now. [DEAD-1]"""
     body = call.body
     queue = call.context.queue(call.tenant)
@@ -113,7 +113,7 @@ async def purge_dead_letters(call: Call[requests.Purge, requests.NoQuery]) -> Re
     return Reply(answers.Purged(tenant=call.tenant, purged=purged))
 
 
-async def purge_jobs(call: Call[list[requests.PurgeJob | HoldfastError], requests.NoQuery]) -> Reply:
+async def purge_jobs(call: ServiceCall[list[requests.PurgeJob | HoldfastError], requests.NoQuery]) -> Reply:
     """Each purged job gets an event. [KEEP-1]"""
 
     def make(key: JobKey, item: requests.PurgeJob) -> Purge:
@@ -126,7 +126,7 @@ async def purge_jobs(call: Call[list[requests.PurgeJob | HoldfastError], request
 # Helpers ------------------------------------------------------------------------------------------
 
 
-async def _pause(call: Call[None, requests.NoQuery], *, paused: bool) -> Reply:
+async def _pause(call: ServiceCall[None, requests.NoQuery], *, paused: bool) -> Reply:
     await call.context.store.pause(call.tenant, call.queue, paused=paused)
     return Reply(answers.Paused(tenant=call.tenant, queue=call.queue, paused=paused))
 

@@ -17,21 +17,21 @@ from holdfast.protocol import answers, requests
 from holdfast.schedules.schedules import scheduling, shown
 from holdfast.service import parsing, views
 from holdfast.service.answer_size import ANSWER_BYTES
-from holdfast.service.call import Call, Reply, Route
+from holdfast.service.call import Reply, Route, ServiceCall
 from holdfast.service.tokens import ADMIN
 from holdfast.store import ListQuery
 
 EVEN_S = 0.05
 """Requests with a token for some queues take a multiple of this, so that their time does not reveal other schedules."""
 
-Handler = Callable[[Call[Any, Any]], Awaitable[Reply]]
+Handler = Callable[[ServiceCall[Any, Any]], Awaitable[Reply]]
 
 
 def _evenly(handler: Handler) -> Handler:
     """Pad the time of a route, so that it reveals nothing to a token for some queues."""
 
     @wraps(handler)
-    async def handle(call: Call[Any, Any]) -> Reply:
+    async def handle(call: ServiceCall[Any, Any]) -> Reply:
         began = time.monotonic()
         try:
             return await handler(call)
@@ -43,7 +43,7 @@ def _evenly(handler: Handler) -> Handler:
 
 
 @_evenly
-async def list_schedules(call: Call[None, requests.PageQuery]) -> Reply:
+async def list_schedules(call: ServiceCall[None, requests.PageQuery]) -> Reply:
     """Only schedules for queues that the token is for."""
     query = call.query
     only = call.caller.queues
@@ -57,7 +57,7 @@ async def list_schedules(call: Call[None, requests.PageQuery]) -> Reply:
     return Reply(answers.Schedules(tenant=call.tenant, schedules=views_of, cursor=cursor))
 
 
-async def _own(call: Call[None, requests.PageQuery], only: Collection[str]) -> tuple[list[Schedule], str | None]:
+async def _own(call: ServiceCall[None, requests.PageQuery], only: Collection[str]) -> tuple[list[Schedule], str | None]:
     """A page of the schedules for these queues. Its cursor is a name: the store's cursor would count other schedules.
 
     It reads all schedules of the tenant, page by page, and keeps only names until it knows which ones to show.
@@ -88,7 +88,7 @@ async def _own(call: Call[None, requests.PageQuery], only: Collection[str]) -> t
 
 
 @_evenly
-async def put_schedule(call: Call[requests.PutSchedule, requests.NoQuery]) -> Reply:
+async def put_schedule(call: ServiceCall[requests.PutSchedule, requests.NoQuery]) -> Reply:
     """Creates or replaces the schedule of that name. An identical one changes nothing."""
     name = call.name
     timing, target = await parsing.schedule(call.tenant, call.body, call.context.turns)
@@ -100,13 +100,13 @@ async def put_schedule(call: Call[requests.PutSchedule, requests.NoQuery]) -> Re
 
 
 @_evenly
-async def get_schedule(call: Call[None, requests.NoQuery]) -> Reply:
+async def get_schedule(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """Another tenant's schedule, or one for other queues, answers exactly like a missing one. [TENANT-2]"""
     return Reply(views.schedule(call.tenant, await _found(call)))
 
 
 @_evenly
-async def remove_schedule(call: Call[None, requests.NoQuery]) -> Reply:
+async def remove_schedule(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """Jobs that it has enqueued stay."""
     found = await _found(call)
     if not await scheduling(call.context.store).remove_schedule(call.tenant, found.name):
@@ -114,7 +114,7 @@ async def remove_schedule(call: Call[None, requests.NoQuery]) -> Reply:
     return Reply(answers.Unscheduled(tenant=call.tenant, name=found.name, status="removed"))
 
 
-async def _found(call: Call[Any, Any]) -> Schedule:
+async def _found(call: ServiceCall[Any, Any]) -> Schedule:
     name = call.name
     found = await scheduling(call.context.store).get_schedule(call.tenant, name)
     only = call.caller.queues
@@ -123,7 +123,7 @@ async def _found(call: Call[Any, Any]) -> Schedule:
     return found
 
 
-async def _check_free(call: Call[Any, Any], name: str, queue: str) -> None:
+async def _check_free(call: ServiceCall[Any, Any], name: str, queue: str) -> None:
     """Raise unless a token for some queues may use this name. It must end in `@QUEUE`.
 
     Any other name is refused whether it exists or not, so that the answer reveals nothing.

@@ -14,7 +14,7 @@ from holdfast.core.names import check_id
 from holdfast.jobs.options import check_own_queue, moment
 from holdfast.protocol import answers, requests
 from holdfast.service import parsing, views
-from holdfast.service.call import Call, Reply, Route
+from holdfast.service.call import Reply, Route, ServiceCall
 from holdfast.service.routes.batches import each
 from holdfast.service.tokens import WORK, refused
 
@@ -22,7 +22,7 @@ Item = TypeVar("Item", bound=requests.LeaseItem)
 Made = TypeVar("Made", Finish, Extend, Report)
 
 
-async def claim(call: Call[requests.Claim, requests.NoQuery]) -> Reply:
+async def claim(call: ServiceCall[requests.Claim, requests.NoQuery]) -> Reply:
     """Do not repeat a claim: a lost answer costs one lease. [CLAIM-1 to CLAIM-5]"""
     body = call.body
     queues = tuple(dict.fromkeys(map(check_own_queue, body.queues)))
@@ -50,7 +50,7 @@ async def claim(call: Call[requests.Claim, requests.NoQuery]) -> Reply:
     return Reply(views.claimed(claimed, waited_s, call.context.proofs))
 
 
-async def finish(call: Call[list[requests.Finish | HoldfastError], requests.NoQuery]) -> Reply:
+async def finish(call: ServiceCall[list[requests.Finish | HoldfastError], requests.NoQuery]) -> Reply:
     """Never refused by a rate or budget of the tenant. [LEASE-1, TENANT-5]"""
     tenant, turns, limit = call.tenant, call.context.turns, call.context.result_limit
 
@@ -73,7 +73,7 @@ async def finish(call: Call[list[requests.Finish | HoldfastError], requests.NoQu
     return Reply(await each(call.body, make, call.context.finish, show, call))  # pyright: ignore[reportArgumentType]
 
 
-async def extend(call: Call[list[requests.Extend | HoldfastError], requests.NoQuery]) -> Reply:
+async def extend(call: ServiceCall[list[requests.Extend | HoldfastError], requests.NoQuery]) -> Reply:
     """The answer for a canceled job is `job_canceled`. [LEASE-2, CANCEL-2]"""
 
     def show(_: Extend, answer: Extended) -> Any:
@@ -83,7 +83,7 @@ async def extend(call: Call[list[requests.Extend | HoldfastError], requests.NoQu
     return Reply(await each(call.body, make, call.context.extend, show, call))  # pyright: ignore[reportArgumentType]
 
 
-async def report(call: Call[list[requests.Report | HoldfastError], requests.NoQuery]) -> Reply:
+async def report(call: ServiceCall[list[requests.Report | HoldfastError], requests.NoQuery]) -> Reply:
     """Progress is part of the job, and an event where the store records all events."""
 
     def show(_: Report, __: Reported) -> Any:
@@ -93,7 +93,7 @@ async def report(call: Call[list[requests.Report | HoldfastError], requests.NoQu
     return Reply(await each(call.body, make, call.context.store.report, show, call))  # pyright: ignore[reportArgumentType]
 
 
-async def beat(call: Call[requests.Beat, requests.NoQuery]) -> Reply:
+async def beat(call: ServiceCall[requests.Beat, requests.NoQuery]) -> Reply:
     """Optional. Enqueues then use the options of the worker's job types, and get no warning about them."""
     worker = parsing.worker(call.tenant, call.body)
     for queue in worker.queues:
@@ -109,7 +109,7 @@ async def beat(call: Call[requests.Beat, requests.NoQuery]) -> Reply:
     return Reply(answers.Beaten())
 
 
-def _subject(call: Call[Any, Any]) -> str:
+def _subject(call: ServiceCall[Any, Any]) -> str:
     """The token's subject as a worker id, if it is a valid one."""
     try:
         return check_id(call.caller.subject, "worker id")
@@ -118,7 +118,7 @@ def _subject(call: Call[Any, Any]) -> str:
 
 
 async def _proved(
-    call: Call[list[Item | HoldfastError], Any], read: Callable[[str, Item, int], Made | Awaitable[Made]]
+    call: ServiceCall[list[Item | HoldfastError], Any], read: Callable[[str, Item, int], Made | Awaitable[Made]]
 ) -> Callable[[Item], Made | Awaitable[Made]]:
     """A function that converts an item after it has verified its proof. LeaseLost comes before all errors. [LEASE-1]"""
     tenant, caller, proofs = call.tenant, call.caller, call.context.proofs

@@ -17,7 +17,7 @@ from holdfast.opening import Options, StoreUrl
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-class Address(Struct, frozen=True):
+class HttpAddress(Struct, frozen=True):
     """The parsed address of a service."""
 
     base: str
@@ -29,7 +29,7 @@ class Address(Struct, frozen=True):
         return self.base.startswith("https:")
 
 
-def read(url: StoreUrl) -> Address:
+def read(url: StoreUrl) -> HttpAddress:
     """Parse the URL of a service. Raises InvalidOption, which says what to write instead."""
     options = Options(url)
     timeout_s = options.number("timeout_s", 30, 1, 3600)
@@ -50,4 +50,4 @@ def read(url: StoreUrl) -> Address:
     if url.scheme == "http" and host not in _LOCAL and not plain:
         reason = "http:// sends the token unencrypted; use https://, or ?plain=1 on a network you trust"
         raise InvalidOption("store", reason)
-    return Address(head.rstrip("/"), float(timeout_s), connections)
+    return HttpAddress(head.rstrip("/"), float(timeout_s), connections)

@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast.core.errors import StoreUnavailable
 from holdfast.stores.http import errors
-from holdfast.stores.http.address import Address
+from holdfast.stores.http.address import HttpAddress
 from holdfast.stores.http.bearer import Bearer
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ MAX_PATIENCE_S = 5.0
 class HttpClient:
     """The connections to one service. Belongs to one event loop."""
 
-    def __init__(self, address: Address, bearer: Bearer) -> None:
+    def __init__(self, address: HttpAddress, bearer: Bearer) -> None:
         self.address = address
         self.bearer = bearer
         self._http: httpx.AsyncClient | None = None

@@ -7,13 +7,13 @@ from urllib.parse import urlsplit
 
 from holdfast.protocol import answers
 from holdfast.store import Finding
-from holdfast.stores.http.address import Address
+from holdfast.stores.http.address import HttpAddress
 
 SOON_S = 24 * 3600
 OFF_S = 5.0
 
 
-def findings(address: Address, info: answers.Session, sent: float, came: float) -> Sequence[Finding]:
+def findings(address: HttpAddress, info: answers.Session, sent: float, came: float) -> Sequence[Finding]:
     """Findings about the transport, the token and the clocks."""
     host = urlsplit(address.base).hostname
     found = [Finding("ok", "service", f"{address.base} answers, in {1000 * (came - sent):.0f} ms")]

@@ -35,13 +35,13 @@ from holdfast.store import JOINING, EnqueueAnswer, ExtendAnswer, FinishAnswer, R
 from holdfast.stores.http import batches, flows, incoming, outgoing
 from holdfast.stores.http.client import HttpClient
 from holdfast.stores.http.errors import of_item
-from holdfast.stores.http.session import Session, encode, queue_path
+from holdfast.stores.http.session import HttpSession, encode, queue_path
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
-class Jobs(Session):
+class HttpJobs(HttpSession):
     """The calls that change jobs."""
 
     async def enqueue(

@@ -15,13 +15,13 @@ from holdfast.paging import pages
 from holdfast.protocol import answers
 from holdfast.store import PAGE_LIMIT, EventPage, ListQuery, Page, PurgePage, QueuePage, QueueStats, Reader, TenantPage
 from holdfast.stores.http import flows, incoming
-from holdfast.stores.http.session import Session, at_once, job_path, queue_path
+from holdfast.stores.http.session import HttpSession, at_once, job_path, queue_path
 
 _ALL = frozenset(JobState)
 _FAILED = frozenset({JobState.FAILED})
 
 
-class Reads(Session):
+class Reads(HttpSession):
     """The calls that change nothing."""
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:

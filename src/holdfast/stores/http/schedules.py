@@ -10,10 +10,10 @@ from holdfast.core.schedule import Definition, Schedule, Target, Timing
 from holdfast.protocol import answers, requests
 from holdfast.stores.http import incoming, outgoing
 from holdfast.stores.http.client import segment
-from holdfast.stores.http.session import Session, encode
+from holdfast.stores.http.session import HttpSession, encode
 
 
-class Schedules(Session):
+class HttpSchedules(HttpSession):
     """Calls about schedules."""
 
     async def put_schedule(self, tenant: str, name: str, timing: Timing, target: Target) -> Schedule:

@@ -11,7 +11,7 @@ import msgspec
 from holdfast.core.errors import InvalidOption, Unsupported
 from holdfast.core.job import JobKey
 from holdfast.protocol import answers
-from holdfast.stores.http.address import Address
+from holdfast.stores.http.address import HttpAddress
 from holdfast.stores.http.bearer import Bearer
 from holdfast.stores.http.client import HttpClient, segment
 
@@ -24,10 +24,10 @@ AT_ONCE = 32
 encode = msgspec.json.Encoder().encode
 
 
-class Session:
+class HttpSession:
     """One tenant at one service."""
 
-    def __init__(self, address: Address, bearer: Bearer, tenant: str = "") -> None:
+    def __init__(self, address: HttpAddress, bearer: Bearer, tenant: str = "") -> None:
         self._address = address
         self._bearer = bearer
         self._tenant = tenant

@@ -32,15 +32,15 @@ from holdfast.store import (
     WorkerPage,
 )
 from holdfast.stores.http import flows, incoming, outgoing
-from holdfast.stores.http.address import Address
+from holdfast.stores.http.address import HttpAddress
 from holdfast.stores.http.bearer import Bearer
 from holdfast.stores.http.client import HttpClient
 from holdfast.stores.http.doctor import findings
 from holdfast.stores.http.handoff import HttpInbox
-from holdfast.stores.http.jobs import Jobs
+from holdfast.stores.http.jobs import HttpJobs
 from holdfast.stores.http.notifications import HttpListener
 from holdfast.stores.http.reads import Reads
-from holdfast.stores.http.schedules import Schedules
+from holdfast.stores.http.schedules import HttpSchedules
 from holdfast.stores.http.session import encode, queue_path
 
 _UNKNOWN = Capabilities(
@@ -50,10 +50,10 @@ _UNKNOWN = Capabilities(
 )  # fmt: skip
 
 
-class HttpStore(Jobs, Reads, Schedules):
+class HttpStore(HttpJobs, Reads, HttpSchedules):
     """One tenant's part of the store behind a service. Belongs to one event loop."""
 
-    def __init__(self, address: Address, bearer: Bearer, tenant: str = "") -> None:
+    def __init__(self, address: HttpAddress, bearer: Bearer, tenant: str = "") -> None:
         super().__init__(address, bearer, tenant)
         self._listener = HttpListener(self._client)
         self._flow_waits = flows.FlowWaits(self._listener.notify)

@@ -25,7 +25,7 @@ DRIVER_OPTIONS = (
 )  # fmt: skip
 
 
-class Address(Struct, frozen=True):
+class PostgresAddress(Struct, frozen=True):
     """A store URL of PostgreSQL, read and checked."""
 
     dsn: str
@@ -49,7 +49,7 @@ class Address(Struct, frozen=True):
         return self.dsn, self.schema
 
 
-def read(url: StoreUrl) -> Address:
+def read(url: StoreUrl) -> PostgresAddress:
     """Parse the URL. Raises InvalidOption with what to write instead."""
     head = url.url.partition("?")[0]
     rest = head.partition(":")[2]
@@ -59,7 +59,7 @@ def read(url: StoreUrl) -> Address:
     options = Options(url)
     common = options.common()
     driver = {name: value for name in DRIVER_OPTIONS if (value := options.text(name, ""))}
-    address = Address(
+    address = PostgresAddress(
         dsn=f"postgresql:{rest}?{urlencode(driver)}" if driver else f"postgresql:{rest}",
         shown=shown(f"{url.scheme}:{rest}"),
         schema=checked_schema(options.text("schema", "holdfast")),

@@ -14,8 +14,8 @@ from holdfast.core.errors import StoreError
 from holdfast.core.job import Claimed, ClaimRequest, Job
 from holdfast.store import REPAIR_LIMIT
 from holdfast.stores.postgres import rows
-from holdfast.stores.postgres.connection import Client
-from holdfast.stores.postgres.lanes import FULL_SCAN_S, LATE_COMMIT_MS, Lane, LaneCache, is_due, low_water_of
+from holdfast.stores.postgres.connection import PostgresClient
+from holdfast.stores.postgres.lanes import FULL_SCAN_S, LATE_COMMIT_MS, LaneCache, TenantLane, is_due, low_water_of
 from holdfast.stores.postgres.literals import numbers, some_numbers
 from holdfast.stores.postgres.reads import lanes_of
 from holdfast.stores.postgres.rows import Row
@@ -50,14 +50,14 @@ class _Answer(Struct):
     """In the order in which to run them."""
     hints_seen: list[int]
     """`hints_seen` of each lane when it was read."""
-    whole: set[Lane]
+    whole: set[TenantLane]
     """Lanes that were read in full."""
 
 
 class Claims:
     """The claims of one handle."""
 
-    def __init__(self, client: Client, cache: LaneCache, reap: Reap, *, real_clock: bool) -> None:
+    def __init__(self, client: PostgresClient, cache: LaneCache, reap: Reap, *, real_clock: bool) -> None:
         self._client = client
         self._cache = cache
         self._reap = reap

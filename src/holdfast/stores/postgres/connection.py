@@ -17,7 +17,7 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
-from holdfast.stores.postgres.address import Address
+from holdfast.stores.postgres.address import PostgresAddress
 from holdfast.stores.postgres.errors import DRIVER_ERRORS, is_conflict, is_lost, is_stale, is_stale_lane, translate
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import Statements, statements
@@ -53,7 +53,7 @@ class OnData(Protocol):
     def __call__(self, data_id: str, *, stale: bool = False) -> None: ...
 
 
-class Session(Protocol):
+class PostgresSession(Protocol):
     """Runs named statements: on a connection of the pool, or on a caller's."""
 
     async def rows(self, name: str, *args: Any) -> list[Row]: ...
@@ -79,10 +79,10 @@ class AsyncpgSession:
         await self.connection.execute(text, timeout=self._timeout_s)
 
 
-class Client:
+class PostgresClient:
     """The connections of one handle, for one event loop. Connects when first used."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: PostgresAddress) -> None:
         self.address = address
         self.sql = statements(address.schema)
         self._idle: list[Connection] = []
@@ -114,7 +114,7 @@ class Client:
 
     async def change(
         self,
-        work: Callable[[Session], Awaitable[A]],
+        work: Callable[[PostgresSession], Awaitable[A]],
         *,
         repeat: bool = False,
         urgent: bool = False,

@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime
 from holdfast.core.errors import StoreMismatch
 from holdfast.store import Capabilities, Finding
 from holdfast.stores.postgres import schema
-from holdfast.stores.postgres.connection import LOCK_MS, Client
+from holdfast.stores.postgres.connection import LOCK_MS, PostgresClient
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import SLOTS, migrations, quoted
 from holdfast.stores.postgres.upkeep import PARTITION_BYTES
@@ -31,7 +31,7 @@ DEAD_WARN = 100_000
 VACUUM_S = 3600
 LARGE_INDEX = 256 << 20
 LARGE_ENTRY = 1000
-"""An index with so many bytes for each row is mostly empty pages."""
+"""An index with more bytes than this for each row is mostly empty pages."""
 LARGE_PARTITION = 8 * PARTITION_BYTES
 """More than a busy system writes to the log before the pruner comes by."""
 LAG_S = 10
@@ -67,7 +67,7 @@ def capabilities(*, durable: bool, note: str) -> Capabilities:
     )
 
 
-async def durability(client: Client) -> Capabilities:
+async def durability(client: PostgresClient) -> Capabilities:
     """What an acknowledged change survives, by the settings of the server."""
     (row,) = await client.rows("durability", repeat=True)
     if row["fsync"] != "on":
@@ -79,7 +79,7 @@ async def durability(client: Client) -> Capabilities:
     return capabilities(durable=True, note=note)
 
 
-async def findings(client: Client, clock: Callable[[], float] = time.time) -> list[Finding]:
+async def findings(client: PostgresClient, clock: Callable[[], float] = time.time) -> list[Finding]:
     """Look the deployment over; nothing is changed, and the schema need not be there.
 
     `clock` is this machine's, in seconds. Raises StoreUnavailable if the server cannot be reached.
@@ -107,7 +107,7 @@ async def findings(client: Client, clock: Callable[[], float] = time.time) -> li
     return found
 
 
-async def _dialled(client: Client) -> tuple[bool, int, StoreMismatch | None]:
+async def _dialled(client: PostgresClient) -> tuple[bool, int, StoreMismatch | None]:
     """Whether a pooler answers in the server's place, the version of the schema, and why its layout is not ours."""
     connection = await client.connect()
     try:
@@ -138,7 +138,7 @@ def _version(server: Row, name: str, today: date) -> Finding:
     return Finding("ok", "store", text)
 
 
-def _schema(client: Client, done: int, other: StoreMismatch | None) -> Finding:
+def _schema(client: PostgresClient, done: int, other: StoreMismatch | None) -> Finding:
     name, last = client.address.schema, migrations()[-1][0]
     if other is not None:
         reason, _, cure = str(other).partition("; ")
@@ -184,7 +184,7 @@ def _primary(server: Row) -> Finding:
     return Finding("ok", "primary", "this server takes changes")
 
 
-async def _replication(client: Client, server: Row) -> list[Finding]:
+async def _replication(client: PostgresClient, server: Row) -> list[Finding]:
     standbys = await client.rows("doctor_standbys", repeat=True)
     names = server["synchronous_standby_names"]
     found: list[Finding] = []
@@ -210,13 +210,13 @@ async def _replication(client: Client, server: Row) -> list[Finding]:
             cure = "look at its log, its disk and the network"
             found.append(Finding("warn", "replication", f"the standby {row['name']!r} is {behind}", cure))
     for row in await client.rows("doctor_slots", repeat=True):
-        text = f"nobody reads the replication slot {row['name']!r}: it keeps WAL, and may keep dead rows, without end"
+        text = f"the replication slot {row['name']!r} has no reader: it keeps WAL, and may keep dead rows, without end"
         cure = f"start its reader, or SELECT pg_drop_replication_slot('{row['name']}')"
         found.append(Finding("warn", "replication", text, cure))
     return found
 
 
-async def _transactions(client: Client, server: Row) -> list[Finding]:
+async def _transactions(client: PostgresClient, server: Row) -> list[Finding]:
     found: list[Finding] = []
     oldest = await client.rows("doctor_transactions", repeat=True)
     age_s = max(0.0, oldest[0]["age_s"]) if oldest else 0.0
@@ -239,7 +239,7 @@ async def _transactions(client: Client, server: Row) -> list[Finding]:
     return found
 
 
-def _timeouts(client: Client, server: Row) -> list[Finding]:
+def _timeouts(client: PostgresClient, server: Row) -> list[Finding]:
     """What cuts our own connections short, or should."""
     role = quoted(server["role"])
     found: list[Finding] = []
@@ -263,7 +263,7 @@ def _timeouts(client: Client, server: Row) -> list[Finding]:
     return found or [Finding("ok", "timeouts", f"{waits}, a statement {server['statement_ms'] or 'any number of'} ms")]
 
 
-def _connections(client: Client, server: Row) -> Finding:
+def _connections(client: PostgresClient, server: Row) -> Finding:
     most = server["max_connections"] - server["reserved"]
     free = most - server["connected"]
     pool = client.address.connections
@@ -276,14 +276,14 @@ def _connections(client: Client, server: Row) -> Finding:
     return Finding("ok", "connections", text)
 
 
-def _pooler(client: Client, *, pooled: bool) -> Finding:
+def _pooler(client: PostgresClient, *, pooled: bool) -> Finding:
     if pooled and client.address.listen:
         text = "a pooler answers in the server's place: in transaction mode no hint gets through it"
         return Finding("warn", "pooler", text, "add listen=0 to the URL, or connect to the server itself")
     if pooled:
         return Finding("ok", "pooler", "a pooler answers in the server's place, and listen=0 does without hints")
     if not client.address.listen:
-        text = "listen=0 without a pooler: everybody looks four times a second for what a hint would tell at once"
+        text = "listen=0 without a pooler: every process polls four times a second instead of being notified"
         return Finding("warn", "pooler", text, "take listen=0 out of the URL")
     return Finding("ok", "pooler", "none: we speak with the server itself")
 
@@ -291,7 +291,7 @@ def _pooler(client: Client, *, pooled: bool) -> Finding:
 # Our tables -----------------------------------------------------------------------------------------------------
 
 
-async def _tables(client: Client, server: Row) -> list[Finding]:
+async def _tables(client: PostgresClient, server: Row) -> list[Finding]:
     tables = await client.rows("doctor_tables", client.address.schema, repeat=True)
     if not tables:
         return []
@@ -315,7 +315,7 @@ async def _tables(client: Client, server: Row) -> list[Finding]:
     return found + await _indexes(client, by_name)
 
 
-async def _indexes(client: Client, tables: dict[str, Row]) -> list[Finding]:
+async def _indexes(client: PostgresClient, tables: dict[str, Row]) -> list[Finding]:
     found: list[Finding] = []
     rows = await client.rows("doctor_indexes", client.address.schema, repeat=True)
     for row in rows:
@@ -330,19 +330,19 @@ async def _indexes(client: Client, tables: dict[str, Row]) -> list[Finding]:
     return found or [Finding("ok", "indexes", f"all {len(rows)} are valid")]
 
 
-async def _log(client: Client) -> Finding:
-    """Which partition of the log is written to, and whether somebody goes on to the next one."""
+async def _log(client: PostgresClient) -> Finding:
+    """Which partition of the log is written to, and whether upkeep moves on to the next one."""
     slots = await client.rows("slots", repeat=True)
     (written,) = (row for row in slots if row["written"])
     ahead = sum(row["empty"] for row in slots if row is not written)
     text = f"partition {written['slot']} of {SLOTS} is written to, {ahead} are empty ahead"
     if written["size"] > LARGE_PARTITION:
-        text += f": it has {_mib(written['size'])}, and nobody trims the log"
+        text += f": it has {_mib(written['size'])}, and no process trims the log"
     elif ahead == 0 and written["size"] >= PARTITION_BYTES:
-        text += ": a reader stands still, or nobody trims the log, and it grows"
+        text += ": a reader does not advance, or no process trims the log, and it grows"
     else:
         return Finding("ok", "partitions", text)
-    cure = "run a worker or `holdfast maintain`: they trim it; see that no registered reader stands still"
+    cure = "run a worker or `holdfast maintain`: they trim it; check that every registered reader advances"
     return Finding("warn", "partitions", text, cure)
 
 

@@ -9,8 +9,8 @@ from holdfast.core import dedup, lifecycle
 from holdfast.core.dedup import Binding
 from holdfast.core.job import JobKey, JobState, NewJob, Queued
 from holdfast.store import EnqueueAnswer
-from holdfast.stores.postgres.connection import Client, Session
-from holdfast.stores.postgres.lanes import Lane, LaneCache
+from holdfast.stores.postgres.connection import PostgresClient, PostgresSession
+from holdfast.stores.postgres.lanes import LaneCache, TenantLane
 from holdfast.stores.postgres.quotas import Quotas
 from holdfast.stores.postgres.requests import ranks_of
 from holdfast.stores.postgres.rows import Row
@@ -23,13 +23,13 @@ KEY_TRIES = 5
 """How often to try keys that another transaction has locked, before waiting for them."""
 
 
-async def make_lanes(client: Client, cache: LaneCache, items: Sequence[NewJob]) -> list[Lane]:
+async def make_lanes(client: PostgresClient, cache: LaneCache, items: Sequence[NewJob]) -> list[TenantLane]:
     """The lane of each item. New ones, and new priorities, are committed before any job that needs them. [ENQ-7]"""
     ranks: dict[tuple[str, str], int] = {}
     for item in items:
         names = item.key[:2]
         ranks[names] = ranks.get(names, 0) | 1 << (9 - item.envelope.priority)
-    found: dict[tuple[str, str], Lane] = {}
+    found: dict[tuple[str, str], TenantLane] = {}
     for (tenant, queue), bits in ranks.items():
         lane = cache.find(tenant, queue)
         if lane is None or lane.ranks & bits != bits:
@@ -38,7 +38,7 @@ async def make_lanes(client: Client, cache: LaneCache, items: Sequence[NewJob]) 
     return [found[item.key[:2]] for item in items]
 
 
-async def add_lane(client: Client, cache: LaneCache, tenant: str, queue: str, ranks: int = 0) -> Lane:
+async def add_lane(client: PostgresClient, cache: LaneCache, tenant: str, queue: str, ranks: int = 0) -> TenantLane:
     """Create a lane, or add priorities to it."""
     fingerprint = cache.fingerprint()
     found: list[Row] = []
@@ -50,7 +50,7 @@ async def add_lane(client: Client, cache: LaneCache, tenant: str, queue: str, ra
     return cache.learn(fingerprint, *found[0].values())
 
 
-async def add_queue(client: Client, cache: LaneCache, queue: str) -> int:
+async def add_queue(client: PostgresClient, cache: LaneCache, queue: str) -> int:
     """The id of a queue name, created if it is new. Raises StaleCache."""
     fingerprint = cache.fingerprint()
     await client.rows("add_queue", queue, fingerprint, repeat=True)
@@ -61,7 +61,9 @@ async def add_queue(client: Client, cache: LaneCache, queue: str) -> int:
     return number
 
 
-def fresh_answers(items: Sequence[NewJob], lanes: Sequence[Lane], now: int) -> tuple[list[EnqueueAnswer], Effects]:
+def fresh_answers(
+    items: Sequence[NewJob], lanes: Sequence[TenantLane], now: int
+) -> tuple[list[EnqueueAnswer], Effects]:
     """The answers and effects of the function enqueue(), after it has succeeded."""
     effects = Effects(logged=True)
     answers: list[EnqueueAnswer] = []
@@ -73,7 +75,13 @@ def fresh_answers(items: Sequence[NewJob], lanes: Sequence[Lane], now: int) -> t
 
 
 async def enqueue(
-    session: Session, cache: LaneCache, items: Sequence[NewJob], lanes: Sequence[Lane], schema: str, *, joined: bool
+    session: PostgresSession,
+    cache: LaneCache,
+    items: Sequence[NewJob],
+    lanes: Sequence[TenantLane],
+    schema: str,
+    *,
+    joined: bool,
 ) -> tuple[list[EnqueueAnswer] | None, Effects]:
     """Enqueue jobs one by one. The id decides first, then the key. [ENQ-2, ENQ-3]
 
@@ -102,10 +110,10 @@ async def enqueue(
 class _New:
     """Jobs to enqueue, and the answers that are known so far."""
 
-    def __init__(self, session: Session, cache: LaneCache, pairs: Sequence[tuple[NewJob, Lane]]) -> None:
+    def __init__(self, session: PostgresSession, cache: LaneCache, pairs: Sequence[tuple[NewJob, TenantLane]]) -> None:
         self._session = session
         self._cache = cache
-        self.left: list[tuple[int, NewJob, Lane]] = [(n, item, lane) for n, (item, lane) in enumerate(pairs)]
+        self.left: list[tuple[int, NewJob, TenantLane]] = [(n, item, lane) for n, (item, lane) in enumerate(pairs)]
         self.answers: dict[int, EnqueueAnswer] = {}
         self._lanes = {lane for _, lane in pairs}
         self.unit = UnitOfWork(session, cache, self._lanes)
@@ -182,7 +190,7 @@ class _New:
             before = [numbers[key] for key in moved]
             await self._session.rows("move_ids", *_columns(list(moved)), before, list(moved.values()))
 
-    def _decide(self, new: NewJob, lane: Lane) -> EnqueueAnswer | None:
+    def _decide(self, new: NewJob, lane: TenantLane) -> EnqueueAnswer | None:
         """The answer if a job or key exists already; None: it is a new job."""
         unit, (tenant, queue, _) = self.unit, new.key
         existing = unit.find_any(new.key)
@@ -190,7 +198,7 @@ class _New:
         holder = unit.find_any(JobKey(tenant, queue, binding.job_id)) if binding else None
         return dedup.decide(new, existing.job if existing else None, binding, holder.job if holder else None, unit.now)
 
-    def _add(self, new: NewJob, lane: Lane, seq: int, quotas: Quotas) -> EnqueueAnswer:
+    def _add(self, new: NewJob, lane: TenantLane, seq: int, quotas: Quotas) -> EnqueueAnswer:
         unit, (tenant, queue, _) = self.unit, new.key
         refusal = quotas.over(tenant, queue)
         if refusal is not None:

@@ -13,10 +13,10 @@ from holdfast.core.job import Finish, JobKey, JobState, Lease, NewJob
 from holdfast.core.lifecycle import Retention
 from holdfast.store import EnqueueAnswer, Hint
 from holdfast.stores.postgres import changes, enqueue, reads, requests
-from holdfast.stores.postgres.connection import PATIENT_LOCK_MS, Session
+from holdfast.stores.postgres.connection import PATIENT_LOCK_MS, PostgresSession
 from holdfast.stores.postgres.errors import is_blocked, is_unsent
 from holdfast.stores.postgres.joining import Joined
-from holdfast.stores.postgres.lanes import Lane
+from holdfast.stores.postgres.lanes import TenantLane
 from holdfast.stores.postgres.notifications import LOGGED
 from holdfast.stores.postgres.transactions import Transactions, batches, retry_stale, split_blocked
 from holdfast.stores.postgres.unit_of_work import Effects, UnitOfWork
@@ -65,7 +65,7 @@ class Enqueueing:
                 await transactions.publish(effects, joined, notified=notified)
                 return answers
 
-        async def work(session: Session) -> tuple[list[EnqueueAnswer] | None, Effects]:
+        async def work(session: PostgresSession) -> tuple[list[EnqueueAnswer] | None, Effects]:
             inside = joined is not None
             return await enqueue.enqueue(session, cache, items, found, client.address.schema, joined=inside)
 
@@ -73,7 +73,7 @@ class Enqueueing:
 
     async def _until_taken(
         self,
-        work: Callable[[Session], Awaitable[tuple[list[EnqueueAnswer] | None, Effects]]],
+        work: Callable[[PostgresSession], Awaitable[tuple[list[EnqueueAnswer] | None, Effects]]],
         joined: Joined | None,
         *,
         repeat: bool,
@@ -98,7 +98,9 @@ class Enqueueing:
         request = requests.enqueue(items, found, cache)
         repeat = all(item.envelope.request_id for item in items)
 
-        async def work(fast: requests.Request | None, session: Session) -> tuple[list[EnqueueAnswer] | None, Effects]:
+        async def work(
+            fast: requests.Request | None, session: PostgresSession
+        ) -> tuple[list[EnqueueAnswer] | None, Effects]:
             await self.lock_lease(session, under, lane)
             now = None if fast is None else await session.value(fast[0], *fast[1])
             if now is not None:
@@ -114,7 +116,7 @@ class Enqueueing:
                 raise
         return await self._until_taken(partial(work, None), None, repeat=repeat, lock_ms=lock_ms)
 
-    async def lock_lease(self, session: Session, under: Lease, lane: Lane | None) -> None:
+    async def lock_lease(self, session: PostgresSession, under: Lease, lane: TenantLane | None) -> None:
         """Keep a lease as it is until the end of the transaction. Raises the refusal if it is not live."""
         if lane is None:
             return lease.check_under(None, under, 0)
@@ -158,7 +160,7 @@ class Enqueueing:
             return
         sent, release = f"{job.seq}:{job.token}", Finish(key, job.token, "release")
 
-        async def work(session: Session) -> tuple[None, Effects]:
+        async def work(session: PostgresSession) -> tuple[None, Effects]:
             unit = await UnitOfWork.begin(session, transactions.cache, [(lane, key.id)])
             # In one transaction: if this process dies, the worker finds the job in its row of `waiters` and releases
             # it. If it is not there, it was not handed off, or the worker has released it.

@@ -30,9 +30,9 @@ from holdfast.core.waiters import (
 from holdfast.extensions import Deliver
 from holdfast.store import FinishAnswer
 from holdfast.stores.postgres import rows
-from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.connection import PostgresClient
 from holdfast.stores.postgres.enqueue import add_lane, add_queue
-from holdfast.stores.postgres.lanes import Lane, LaneCache
+from holdfast.stores.postgres.lanes import LaneCache, TenantLane
 from holdfast.stores.postgres.listener import Listener
 
 SLOW_SCAN_S = 10.0
@@ -55,7 +55,7 @@ class PostgresInbox:
 
     def __init__(
         self,
-        client: Client,
+        client: PostgresClient,
         cache: LaneCache,
         listener: Listener,
         store: _Store,
@@ -218,7 +218,7 @@ class PostgresInbox:
         """The queues to register for, and the fingerprint of their lanes, which the statement compares."""
         queue_ids: list[int] = []
         numbers: list[int] = []
-        lanes: list[Lane] = []
+        lanes: list[TenantLane] = []
         for queue in dict.fromkeys(sorted(request.queues)):
             if request.tenant is None:
                 queue_id = self._cache.queue(queue).number

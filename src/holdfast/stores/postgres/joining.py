@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from holdfast.core.errors import HoldfastError, InvalidOption, StoreBusy, StoreError, StoreUnavailable
-from holdfast.stores.postgres.connection import AsyncpgSession, Client
+from holdfast.stores.postgres.connection import AsyncpgSession, PostgresClient
 from holdfast.stores.postgres.errors import DRIVER_ERRORS, StaleCache, is_stale, is_stale_lane, translate
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import Statements, quoted
@@ -43,7 +43,7 @@ class Joined(Protocol):
         ...
 
 
-async def join(connection: Any, client: Client) -> Joined:
+async def join(connection: Any, client: PostgresClient) -> Joined:
     """A session on a caller's connection. Raises InvalidOption, with what to pass instead."""
     raw = await _driver_connection(connection)
     driver = type(raw).__module__.partition(".")[0]
@@ -70,7 +70,7 @@ async def join(connection: Any, client: Client) -> Joined:
     return joined
 
 
-_checked: WeakKeyDictionary[Any, Client] = WeakKeyDictionary()
+_checked: WeakKeyDictionary[Any, PostgresClient] = WeakKeyDictionary()
 """Connections that are known to lead to the database of a client."""
 
 
@@ -92,7 +92,7 @@ async def _driver_connection(connection: Any) -> Any:
     return found
 
 
-async def _check_place(joined: Joined, client: Client) -> None:
+async def _check_place(joined: Joined, client: PostgresClient) -> None:
     """Raise InvalidOption unless both connections lead to the same tables on the same server."""
     jobs = f"{quoted(client.address.schema)}.jobs"
     (theirs,) = await joined.rows("connection_target", jobs)
@@ -112,7 +112,7 @@ async def _check_place(joined: Joined, client: Client) -> None:
 class _Asyncpg(AsyncpgSession):
     """A connection of asyncpg."""
 
-    def __init__(self, connection: Any, client: Client) -> None:
+    def __init__(self, connection: Any, client: PostgresClient) -> None:
         super().__init__(connection, client.sql)
         self._client = client
         self._raw = connection
@@ -135,7 +135,7 @@ class _Asyncpg(AsyncpgSession):
 class _Psycopg:
     """An AsyncConnection of psycopg. Its transaction has begun, or begins with the first statement here."""
 
-    def __init__(self, connection: Any, client: Client) -> None:
+    def __init__(self, connection: Any, client: PostgresClient) -> None:
         self._raw = connection
         self._client = client
         self._sql: Statements = client.sql
@@ -189,7 +189,7 @@ class _Blocking(_Psycopg):
             return list(cursor.fetchall()) if cursor.description else []
 
 
-async def _failed(error: Exception, state: str, client: Client) -> StoreError:
+async def _failed(error: Exception, state: str, client: PostgresClient) -> StoreError:
     """The error to raise when a statement in the caller's transaction has failed."""
     if is_stale(error):
         if not is_stale_lane(error):

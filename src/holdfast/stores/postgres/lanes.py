@@ -63,7 +63,7 @@ class QueueLanes(Struct, eq=False):
     """All lanes of one queue name."""
 
     queue: str
-    lanes: dict[str, Lane] = field(default_factory=dict["str", "Lane"])
+    lanes: dict[str, TenantLane] = field(default_factory=dict["str", "TenantLane"])
     number: int | None = None
     floor: int = 0
     scanned_at: float = NEVER
@@ -74,7 +74,7 @@ class QueueLanes(Struct, eq=False):
     """The lanes that take part in the turns, by virtual time. So a claim need not go through all known lanes."""
     due: Order = field(default_factory=Order)
     """The other lanes with waiting jobs, by the time of the next look."""
-    rescans: deque[tuple[float, Lane]] = field(default_factory=deque["tuple[float, Lane]"])
+    rescans: deque[tuple[float, TenantLane]] = field(default_factory=deque["tuple[float, TenantLane]"])
     """Lanes to be read in full, and from when on by the monotonic clock. Some entries are out of date."""
 
     def hinted(self) -> None:
@@ -82,14 +82,14 @@ class QueueLanes(Struct, eq=False):
         self.hints_seen += 1
         self.scanned_at = NEVER
 
-    def first_rescan(self) -> tuple[float, Lane] | None:
+    def first_rescan(self) -> tuple[float, TenantLane] | None:
         """The first lane to be read in full, and when."""
         while self.rescans and self.rescans[0][1].rescan_at != self.rescans[0][0]:
             self.rescans.popleft()
         return self.rescans[0] if self.rescans else None
 
 
-class Lane(Struct, eq=False):
+class TenantLane(Struct, eq=False):
     """One lane, and its position in the turns. Change it only under the lock of its cache."""
 
     number: int
@@ -217,7 +217,7 @@ class LaneCache:
         """The generation of the data. Every statement that uses the cache compares it with the server's."""
         return self.data_id.partition(" ")[2]
 
-    def fingerprint(self, lanes: Iterable[Lane] = (), ranks: Mapping[Lane, int] | None = None) -> str:
+    def fingerprint(self, lanes: Iterable[TenantLane] = (), ranks: Mapping[TenantLane, int] | None = None) -> str:
         """The facts that check_cache() in migrations/ compares: the generation, and lanes with their priorities."""
         found = [self.generation]
         for lane in dict.fromkeys(lanes):
@@ -246,7 +246,7 @@ class LaneCache:
 
     def _forget(self) -> None:
         self.queues: dict[str, QueueLanes] = {}
-        self.by_number: dict[int, Lane] = {}
+        self.by_number: dict[int, TenantLane] = {}
         self.reaped = 0
         """No live lease has a deadline before this time, as far as is known."""
         self.reap_scanned_at = NEVER
@@ -255,14 +255,14 @@ class LaneCache:
         self._seqs: dict[int, int] = {}
         """By token, the numbers of jobs that were leased here, so that finishing them needs no lookup by id."""
 
-    def lane(self, number: int) -> Lane:
+    def lane(self, number: int) -> TenantLane:
         """The lane of this number. Raises StaleCache if the cache was emptied since the number was read."""
         lane = self.by_number.get(number)
         if lane is None:
             raise StaleCache("the database has other data than before, after a failover or a restore; try again")
         return lane
 
-    def find(self, tenant: str, queue: str) -> Lane | None:
+    def find(self, tenant: str, queue: str) -> TenantLane | None:
         """The lane of these names, if it is cached."""
         line = self.queues.get(queue)
         return None if line is None else line.lanes.get(tenant)
@@ -272,7 +272,7 @@ class LaneCache:
         with self.lock:
             return self.queues.get(queue) or self.queues.setdefault(queue, QueueLanes(queue))
 
-    def learn(self, fingerprint: str, number: int, queue_id: int, ranks: int, tenant: str, queue: str) -> Lane:
+    def learn(self, fingerprint: str, number: int, queue_id: int, ranks: int, tenant: str, queue: str) -> TenantLane:
         """Cache a lane, read by a statement that compared `fingerprint`. Raises StaleCache."""
         with self.lock:
             self.check(fingerprint)
@@ -280,7 +280,7 @@ class LaneCache:
             if lane is None:
                 queue_lanes = self.queue(queue)
                 queue_lanes.number = queue_id
-                lane = self.by_number[number] = queue_lanes.lanes[tenant] = Lane(
+                lane = self.by_number[number] = queue_lanes.lanes[tenant] = TenantLane(
                     number, queue_id, ranks, tenant, queue, queue_lanes
                 )
             lane.ranks |= ranks
@@ -369,10 +369,10 @@ def is_due(scanned_at: float) -> bool:
     return time.monotonic() - scanned_at >= FULL_SCAN_S
 
 
-def low_water_of(lanes: Iterable[Lane]) -> tuple[list[int], set[Lane]]:
+def low_water_of(lanes: Iterable[TenantLane]) -> tuple[list[int], set[TenantLane]]:
     """Where to begin in each priority of each lane, and the lanes that are read in full this time."""
     low_water: list[int] = []
-    whole: set[Lane] = set()
+    whole: set[TenantLane] = set()
     now = time.monotonic()
     scans = MAX_FULL_SCANS
     for lane in lanes:

@@ -20,10 +20,10 @@ import msgspec
 from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.store import Hint, Signal
 from holdfast.stores.postgres import rows
-from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.connection import PostgresClient
 from holdfast.stores.postgres.errors import DRIVER_ERRORS
 from holdfast.stores.postgres.lanes import LaneCache
-from holdfast.stores.postgres.notifications import Message, channel_of
+from holdfast.stores.postgres.notifications import Notification, channel_of
 
 FIRST_PAUSE_S = 0.05
 LAST_PAUSE_S = 1.0
@@ -33,7 +33,7 @@ POLL_S = 0.25
 """How often listeners are notified to look without LISTEN (`listen=0`)."""
 
 _log = logging.getLogger("holdfast")
-_decode = msgspec.json.Decoder(Message).decode
+_decode = msgspec.json.Decoder(Notification).decode
 
 
 class InboxChannel:
@@ -67,7 +67,7 @@ class InboxChannel:
 class Listener:
     """The listeners of one handle, in one event loop."""
 
-    def __init__(self, client: Client, cache: LaneCache) -> None:
+    def __init__(self, client: PostgresClient, cache: LaneCache) -> None:
         self.origin = uuid.uuid4().hex[:12]
         """Names this handle in its notifications."""
         self._client = client

@@ -11,7 +11,7 @@ from holdfast.core.events import Event, Gap, Gathered
 from holdfast.extensions import LogRange
 from holdfast.store import EventPage, LogPage
 from holdfast.stores.postgres import log
-from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.connection import PostgresClient
 from holdfast.stores.postgres.lanes import LaneCache
 from holdfast.stores.postgres.log import END, Position
 from holdfast.stores.postgres.rows import Row
@@ -60,14 +60,14 @@ def _beginning(epoch: Sequence[int]) -> Position:
     return Position(epoch[0], epoch[1], 0, 0)
 
 
-async def ends(client: Client, cache: LaneCache, after: Position = END) -> Ends:
+async def ends(client: PostgresClient, cache: LaneCache, after: Position = END) -> Ends:
     """Where the log begins and ends now, for a reader that has read up to `after`."""
     (row,) = await client.rows("log_ends", *after[:2], cache.fingerprint(), repeat=True)
     return Ends(row)
 
 
 async def events(
-    client: Client, cache: LaneCache, tenant: str | None, after: str | None, limit: int
+    client: PostgresClient, cache: LaneCache, tenant: str | None, after: str | None, limit: int
 ) -> tuple[EventPage, bool]:
     """Events after an offset, and whether an open transaction holds up more. [EVENT-2, EVENT-3]"""
     while True:
@@ -78,7 +78,7 @@ async def events(
 
 
 async def _page(
-    client: Client, cache: LaneCache, tenant: str | None, start: Position, found: Ends, limit: int
+    client: PostgresClient, cache: LaneCache, tenant: str | None, start: Position, found: Ends, limit: int
 ) -> tuple[list[Event], Position]:
     """Events from a position on, and the position after the last one that was read."""
     page: list[Event] = []
@@ -102,7 +102,7 @@ async def _page(
 
 
 async def _chunk(
-    client: Client,
+    client: PostgresClient,
     cache: LaneCache,
     reached: Position,
     found: Ends,
@@ -129,7 +129,9 @@ async def _chunk(
     return chunk, await _learn(client, cache, fingerprint, {lane for row in chunk for lane in row["lanes"]}), behind
 
 
-async def bounds(client: Client, cache: LaneCache, after: str | None, most: int | None, last: str) -> tuple[str, str]:
+async def bounds(
+    client: PostgresClient, cache: LaneCache, after: str | None, most: int | None, last: str
+) -> tuple[str, str]:
     """From where and up to where to read. `last` is the end of the log, now or earlier."""
     (start, found, _), end = await _begin(client, cache, after), log.parse_offset(last)
     if most is not None:
@@ -138,20 +140,20 @@ async def bounds(client: Client, cache: LaneCache, after: str | None, most: int 
     return str(start), str(max(start, end))
 
 
-async def written(client: Client, cache: LaneCache) -> Position:
+async def written(client: PostgresClient, cache: LaneCache) -> Position:
     """Where the log ends, including events that an open transaction holds up."""
     rows = await client.rows("log_written", repeat=True)
     return max([(await ends(client, cache)).end, *(Position(*row.values()) for row in rows)])
 
 
-async def split(client: Client, cache: LaneCache, after: str, end: str, size: int) -> list[LogRange]:
+async def split(client: PostgresClient, cache: LaneCache, after: str, end: str, size: int) -> list[LogRange]:
     """The log between two offsets, in pieces of whole rows."""
     (start, found, _), stop = await _begin(client, cache, after), log.parse_offset(end)
     edges = [start, *(cut for cut in await _cuts(client, start, stop, found, size, None) if start < cut < stop), stop]
     return [LogRange(0, str(one), str(other)) for one, other in pairwise(edges) if one < other]
 
 
-async def read(client: Client, cache: LaneCache, piece: LogRange, limit: int) -> LogPage:
+async def read(client: PostgresClient, cache: LaneCache, piece: LogRange, limit: int) -> LogPage:
     """The first events of a piece, in whole rows."""
     while True:
         (start, found, gaps), end = await _begin(client, cache, piece.after), log.parse_offset(piece.end)
@@ -174,7 +176,7 @@ async def read(client: Client, cache: LaneCache, piece: LogRange, limit: int) ->
 
 
 async def _begin(
-    client: Client, cache: LaneCache, after: str | None, tenant: str | None = None
+    client: PostgresClient, cache: LaneCache, after: str | None, tenant: str | None = None
 ) -> tuple[Position, Ends, Callable[[Position], list[Gap]]]:
     """The position to read from, the ends of the log, and a function for the gaps of single tenants up to a position.
 
@@ -204,7 +206,7 @@ async def _begin(
     return begin, found, gaps
 
 
-async def readable(client: Client, cache: LaneCache, offset: str) -> Position:
+async def readable(client: PostgresClient, cache: LaneCache, offset: str) -> Position:
     """The position of a registered reader. It may be trimmed already: then the next read raises EventsTrimmed."""
     position = log.parse_offset(offset, "offset")
     found = await ends(client, cache, position)
@@ -215,7 +217,7 @@ async def readable(client: Client, cache: LaneCache, offset: str) -> Position:
     return position
 
 
-async def _is_whole(client: Client, start: Position, found: Ends) -> bool:
+async def _is_whole(client: PostgresClient, start: Position, found: Ends) -> bool:
     """Whether nothing after `start` was trimmed since the ends were read.
 
     A snapshot does not keep truncated rows, but `trimming` changes before a truncation.
@@ -225,7 +227,7 @@ async def _is_whole(client: Client, start: Position, found: Ends) -> bool:
 
 
 async def _cuts(
-    client: Client, start: Position, end: Position, found: Ends, size: int, most: int | None
+    client: PostgresClient, start: Position, end: Position, found: Ends, size: int, most: int | None
 ) -> list[Position]:
     """Where pieces of this size end, at most `most` of them."""
     cuts: list[Position] = []
@@ -241,7 +243,9 @@ async def _cuts(
     return cuts + [Position(*row.values()) for row in rows]
 
 
-async def _learn(client: Client, cache: LaneCache, fingerprint: str, numbers: set[int]) -> dict[int, tuple[str, str]]:
+async def _learn(
+    client: PostgresClient, cache: LaneCache, fingerprint: str, numbers: set[int]
+) -> dict[int, tuple[str, str]]:
     """Tenant and queue of each of these lanes, in the data of this fingerprint."""
     unknown = [number for number in numbers if number not in cache.by_number]
     if unknown:

@@ -17,7 +17,7 @@ import msgspec
 from holdfast.core.errors import StoreError
 from holdfast.store import Hint, Signal
 from holdfast.stores.postgres import rows
-from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.connection import PostgresClient
 from holdfast.stores.postgres.errors import is_unsent
 from holdfast.stores.postgres.lanes import LaneCache
 
@@ -40,7 +40,7 @@ _log = logging.getLogger("holdfast")
 _encode = msgspec.json.Encoder().encode
 
 
-class Message(msgspec.Struct, array_like=True):
+class Notification(msgspec.Struct, array_like=True):
     """A notification: the handle that sent it, and the record of the job with the hint of a single completion."""
 
     origin: str
@@ -85,7 +85,9 @@ def to_channels(secret: str, found: Iterable[tuple[Hint, str]]) -> Payloads:
 class Notifier:
     """Sends the hints of one handle, in one event loop."""
 
-    def __init__(self, client: Client, cache: LaneCache, origin: str, deliver: Callable[[Signal], None]) -> None:
+    def __init__(
+        self, client: PostgresClient, cache: LaneCache, origin: str, deliver: Callable[[Signal], None]
+    ) -> None:
         self._client = client
         self._cache = cache
         self._origin = origin

@@ -7,8 +7,8 @@ from typing import Any, cast
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core.errors import InvalidOption
-from holdfast.stores.postgres.address import Address, shown
-from holdfast.stores.postgres.connection import Client, Connection
+from holdfast.stores.postgres.address import PostgresAddress, shown
+from holdfast.stores.postgres.connection import Connection, PostgresClient
 
 # The arguments with the address and the credentials. All others are about the pool's own connections.
 _WHERE = (
@@ -17,14 +17,14 @@ _WHERE = (
 )  # fmt: skip
 
 
-class PoolClient(Client):
+class PoolClient(PostgresClient):
     """A client with the address and the credentials of a pool. The pool itself is neither used nor closed.
 
     The client makes its own connections: they have settings that would surprise other users of the pool, and a pool
     without free connections must not keep leases from being renewed. [LEASE-4]
     """
 
-    def __init__(self, address: Address, where: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    def __init__(self, address: PostgresAddress, where: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         super().__init__(address)
         self._where = where
 

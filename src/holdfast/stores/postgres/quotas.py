@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from holdfast.core.errors import QuotaExceeded
-from holdfast.stores.postgres.connection import PATIENT_LOCK_MS, Session
+from holdfast.stores.postgres.connection import PATIENT_LOCK_MS, PostgresSession
 from holdfast.stores.postgres.lanes import LaneCache
 
 MARGIN = 10_000
@@ -37,7 +37,7 @@ class Quotas:
 
     @classmethod
     async def read(
-        cls, session: Session, cache: LaneCache, tenants: Sequence[str], schema: str, *, wait: bool
+        cls, session: PostgresSession, cache: LaneCache, tenants: Sequence[str], schema: str, *, wait: bool
     ) -> Quotas:
         """Read them for a job of each of these tenants, after waiting for others of the same if so asked.
 

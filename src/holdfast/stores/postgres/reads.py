@@ -25,8 +25,8 @@ from holdfast.store import (
     WorkerPage,
 )
 from holdfast.stores.postgres import rows, usage
-from holdfast.stores.postgres.connection import Client
-from holdfast.stores.postgres.lanes import Lane, LaneCache
+from holdfast.stores.postgres.connection import PostgresClient
+from holdfast.stores.postgres.lanes import LaneCache, TenantLane
 
 SCAN_LIMIT = 10_000
 """The most jobs that one page of a list reads."""
@@ -44,7 +44,7 @@ _decode_worker = Decoder(WorkerInfo).decode
 _DEAD = frozenset({JobState.FAILED})
 
 
-async def lane_of(client: Client, cache: LaneCache, tenant: str, queue: str) -> Lane | None:
+async def lane_of(client: PostgresClient, cache: LaneCache, tenant: str, queue: str) -> TenantLane | None:
     """The lane of these names, if there is one."""
     lane = cache.find(tenant, queue)
     if lane is None:
@@ -54,7 +54,9 @@ async def lane_of(client: Client, cache: LaneCache, tenant: str, queue: str) -> 
     return lane
 
 
-async def lanes_of(client: Client, cache: LaneCache, names: Sequence[tuple[str, str]]) -> list[Lane | None]:
+async def lanes_of(
+    client: PostgresClient, cache: LaneCache, names: Sequence[tuple[str, str]]
+) -> list[TenantLane | None]:
     """The lane of each of these tenants and queues, if there is one."""
     lanes = {pair: cache.find(*pair) for pair in dict.fromkeys(names)}
     unknown = [pair for pair, lane in lanes.items() if lane is None]
@@ -67,11 +69,11 @@ async def lanes_of(client: Client, cache: LaneCache, names: Sequence[tuple[str, 
     return [lanes[pair] for pair in names]
 
 
-async def get(client: Client, cache: LaneCache, keys: Sequence[JobKey]) -> list[Job | None]:
+async def get(client: PostgresClient, cache: LaneCache, keys: Sequence[JobKey]) -> list[Job | None]:
     """Jobs by key, as shown now."""
     found: list[Job | None] = [None] * len(keys)
     positions: list[int] = []
-    lanes: list[Lane] = []
+    lanes: list[TenantLane] = []
     for n, lane in enumerate(await lanes_of(client, cache, [key[:2] for key in keys])):
         if lane is not None:
             positions.append(n)
@@ -90,7 +92,7 @@ async def get(client: Client, cache: LaneCache, keys: Sequence[JobKey]) -> list[
     return found
 
 
-async def key_holders(client: Client, cache: LaneCache, items: Sequence[NewJob]) -> list[str | None]:
+async def key_holders(client: PostgresClient, cache: LaneCache, items: Sequence[NewJob]) -> list[str | None]:
     """The ids of the jobs that hold the items' idempotency keys. [ENQ-3]"""
     lanes = await lanes_of(client, cache, [item.key[:2] for item in items])
     keys = [item.envelope.idempotency.key if item.envelope.idempotency else "" for item in items]
@@ -109,7 +111,7 @@ async def key_holders(client: Client, cache: LaneCache, items: Sequence[NewJob])
     return [holders.get(scope) for scope in scopes]
 
 
-async def list_jobs(client: Client, cache: LaneCache, query: ListQuery) -> Page:
+async def list_jobs(client: PostgresClient, cache: LaneCache, query: ListQuery) -> Page:
     """A page: waiting in claim order, then leased by deadline, then ended by time."""
     start, after = _parse_cursor(query.cursor)
     now = await client.value("now", repeat=True)
@@ -132,7 +134,7 @@ async def list_jobs(client: Client, cache: LaneCache, query: ListQuery) -> Page:
 
 
 async def _walk(
-    client: Client, lane: Lane, fingerprint: str, query: ListQuery, start: int, after: tuple[int, ...]
+    client: PostgresClient, lane: TenantLane, fingerprint: str, query: ListQuery, start: int, after: tuple[int, ...]
 ) -> AsyncIterator[tuple[str, Job]]:
     """The jobs of a lane from the cursor on, each with the cursor of its position."""
     for number, (name, states, first, columns) in enumerate(_SEGMENTS):
@@ -152,7 +154,9 @@ async def _walk(
                 break
 
 
-async def queue_page(client: Client, cache: LaneCache, tenant: str, cursor: str | None, limit: int) -> QueuePage:
+async def queue_page(
+    client: PostgresClient, cache: LaneCache, tenant: str, cursor: str | None, limit: int
+) -> QueuePage:
     """Reads up to PAGE_LIMIT queues, and leaves out those without jobs that are not paused."""
     limit = min(limit, PAGE_LIMIT)
     found = await client.rows("queues_after", tenant, name_cursor(cursor), limit, repeat=True)
@@ -160,7 +164,7 @@ async def queue_page(client: Client, cache: LaneCache, tenant: str, cursor: str 
     return QueuePage(used, found[-1]["queue"] if len(found) == limit else None)
 
 
-async def tenant_page(client: Client, cursor: str | None, limit: int) -> TenantPage:
+async def tenant_page(client: PostgresClient, cursor: str | None, limit: int) -> TenantPage:
     """Tenants with jobs or settings. Reads a bounded number of queues."""
     tenant, queue = tenant_cursor(cursor)
     limit = min(limit, PAGE_LIMIT)
@@ -176,14 +180,14 @@ async def tenant_page(client: Client, cursor: str | None, limit: int) -> TenantP
     return tenant_page_of(names, [row["tenant"] for row in settings], stop, limit)
 
 
-async def purge_counts(client: Client, tenant: str | None, cursor: str | None, limit: int) -> PurgePage:
+async def purge_counts(client: PostgresClient, tenant: str | None, cursor: str | None, limit: int) -> PurgePage:
     """How many jobs were purged, by tenant. [EVENT-1]"""
     rows_ = await client.rows("purge_counts", cursor or "", tenant, limit, repeat=True)
     found = [PurgeCount(row["tenant"], row["series"], row["count"]) for row in rows_]
     return PurgePage(found, found[-1].tenant if len(found) == limit else None)
 
 
-async def worker_page(client: Client, tenant: str | None, cursor: str | None, limit: int) -> WorkerPage:
+async def worker_page(client: PostgresClient, tenant: str | None, cursor: str | None, limit: int) -> WorkerPage:
     """Live workers, among up to PAGE_LIMIT that are read."""
     limit = min(limit, PAGE_LIMIT)
     found = await client.rows("workers", name_cursor(cursor, check_id), limit, repeat=True)
@@ -196,7 +200,7 @@ async def worker_page(client: Client, tenant: str | None, cursor: str | None, li
     return WorkerPage(mine, found[-1]["worker_id"] if len(found) == limit else None)
 
 
-async def stats(client: Client, cache: LaneCache, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
+async def stats(client: PostgresClient, cache: LaneCache, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
     """Counts per state as shown now. A queue that is not there has no jobs."""
     found = await client.rows("queues_named", tenant, list(queues), repeat=True)
     counted = {stats.queue: stats for stats in await usage.count_jobs(client, cache, found)}

@@ -10,13 +10,13 @@ from typing import Any
 
 from holdfast.core.job import Extend, Finish, NewJob
 from holdfast.stores.postgres import rows
-from holdfast.stores.postgres.lanes import Lane, LaneCache
+from holdfast.stores.postgres.lanes import LaneCache, TenantLane
 from holdfast.stores.postgres.literals import numbers, texts
 
 Request = tuple[str, tuple[Any, ...]]
 
 
-def enqueue(items: Sequence[NewJob], lanes: Sequence[Lane], cache: LaneCache) -> Request | None:
+def enqueue(items: Sequence[NewJob], lanes: Sequence[TenantLane], cache: LaneCache) -> Request | None:
     """Enqueue new jobs; None if one has a key."""
     envelopes = [item.envelope for item in items]
     if any(e.idempotency is not None for e in envelopes):
@@ -47,16 +47,16 @@ def enqueue(items: Sequence[NewJob], lanes: Sequence[Lane], cache: LaneCache) ->
     )
 
 
-def ranks_of(items: Sequence[NewJob], lanes: Sequence[Lane]) -> dict[Lane, int]:
+def ranks_of(items: Sequence[NewJob], lanes: Sequence[TenantLane]) -> dict[TenantLane, int]:
     """The bits of the priorities that each lane needs for these jobs."""
-    ranks: dict[Lane, int] = {}
+    ranks: dict[TenantLane, int] = {}
     for item, lane in zip(items, lanes, strict=True):
         ranks[lane] = ranks.get(lane, 0) | 1 << (9 - item.envelope.priority)
     return ranks
 
 
 def complete(
-    items: Sequence[Finish], lanes: Sequence[Lane], cache: LaneCache, seqs: list[int] | None, lock_ms: int | None
+    items: Sequence[Finish], lanes: Sequence[TenantLane], cache: LaneCache, seqs: list[int] | None, lock_ms: int | None
 ) -> Request:
     """Complete jobs. Without `seqs` they are looked up by id; without `lock_ms` the wait for locks is not limited."""
     known = cache.fingerprint(lanes)
@@ -75,7 +75,9 @@ def complete(
     )
 
 
-def extend(items: Sequence[Extend], lanes: Sequence[Lane], cache: LaneCache, seqs: list[int], lock_ms: int) -> Request:
+def extend(
+    items: Sequence[Extend], lanes: Sequence[TenantLane], cache: LaneCache, seqs: list[int], lock_ms: int
+) -> Request:
     """Renew leases."""
     return "extend", (
         _alike([lane.number for lane in lanes]),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.core.errors import StoreBusy, StoreMismatch, StoreUnavailable
-from holdfast.stores.postgres.address import Address
-from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.address import PostgresAddress
+from holdfast.stores.postgres.connection import PostgresClient
 from holdfast.stores.postgres.errors import DRIVER_ERRORS, is_blocked, translate
 from holdfast.stores.postgres.sql import digest, fill, migrations, quoted
 
@@ -20,7 +20,7 @@ STEP_WAIT_MS = 5_000
 FLUSHED = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 
 
-async def prepare(client: Client, frozen_at: int | None) -> None:
+async def prepare(client: PostgresClient, frozen_at: int | None) -> None:
     """Check that the server is a primary and the schema is up to date. Raises StoreMismatch, StoreUnavailable."""
     address = client.address
     connection = await client.connect()
@@ -47,7 +47,7 @@ async def prepare(client: Client, frozen_at: int | None) -> None:
         await connection.close(timeout=2)
 
 
-async def migrate(connection: Any, address: Address, frozen_at: int | None = None) -> list[str]:
+async def migrate(connection: Any, address: PostgresAddress, frozen_at: int | None = None) -> list[str]:
     """Apply the missing versions, all or none, and answer their names. Concurrent migrations wait for each other.
 
     Raises StoreMismatch for a schema that is newer than this release, StoreBusy if another transaction is in the way.
@@ -62,7 +62,7 @@ async def migrate(connection: Any, address: Address, frozen_at: int | None = Non
         raise StoreBusy(await _blockers(connection, address)) from error
 
 
-async def _migrate(connection: Any, address: Address, frozen_at: int | None) -> list[str]:
+async def _migrate(connection: Any, address: PostgresAddress, frozen_at: int | None) -> list[str]:
     schema = quoted(address.schema)
     await connection.execute(f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {WAIT_MS}")
     await connection.execute("SELECT pg_advisory_xact_lock($1, hashtext($2))", LOCK, address.schema)
@@ -89,7 +89,7 @@ async def _migrate(connection: Any, address: Address, frozen_at: int | None) -> 
     return [name for _, name, _ in steps]
 
 
-def refuse_newer(address: Address, done: int) -> None:
+def refuse_newer(address: PostgresAddress, done: int) -> None:
     """Raise StoreMismatch for a schema that a newer Holdfast has made."""
     last = migrations()[-1][0]
     if done > last:
@@ -97,7 +97,7 @@ def refuse_newer(address: Address, done: int) -> None:
         raise StoreMismatch(f"{reason}; upgrade Holdfast here first")
 
 
-async def refuse_another(connection: Any, address: Address) -> None:
+async def refuse_another(connection: Any, address: PostgresAddress) -> None:
     """Raise StoreMismatch for a schema with the layout of another version."""
     name = quoted(address.schema)
     if await connection.fetchval("SELECT to_regclass($1)", f"{name}.migrations") is None:
@@ -123,7 +123,7 @@ async def version(connection: Any, schema: str) -> int:
     return await connection.fetchval(f"SELECT coalesce(max(number), 0) FROM {table}")  # noqa: S608 - a quoted name
 
 
-async def _blockers(connection: Any, address: Address) -> str:
+async def _blockers(connection: Any, address: PostgresAddress) -> str:
     """Names the processes that block a migration, with what to do about it."""
     found = await connection.fetch(
         "SELECT DISTINCT l.pid, l.locktype = 'advisory' AS migrates, coalesce(a.application_name, '') AS program"
@@ -142,7 +142,7 @@ async def _blockers(connection: Any, address: Address) -> str:
     return f"the tables of {address.schema!r} are in use ({pids or 'unknown process'}), nothing was changed; {cure}"
 
 
-async def erase(client: Client) -> None:
+async def erase(client: PostgresClient) -> None:
     """Remove the schema with everything in it."""
     connection = await client.connect()
     try:

@@ -61,9 +61,9 @@ from holdfast.store import (
     WorkerPage,
 )
 from holdfast.stores.postgres import changes, doctor, enqueue, lanes, reads, schema, upkeep, usage
-from holdfast.stores.postgres.address import Address
+from holdfast.stores.postgres.address import PostgresAddress
 from holdfast.stores.postgres.claims import Claims
-from holdfast.stores.postgres.connection import Client, Session
+from holdfast.stores.postgres.connection import PostgresClient, PostgresSession
 from holdfast.stores.postgres.enqueueing import Enqueueing
 from holdfast.stores.postgres.errors import DRIVER_ERRORS, translate
 from holdfast.stores.postgres.event_log import EventLog
@@ -84,7 +84,9 @@ class PostgresStore:
     examines_closed: ClassVar[bool] = True
     """`doctor` needs no `open`: it can examine a replica, and a schema that is not up to date."""
 
-    def __init__(self, address: Address, make_client: Callable[[Address], Client] = Client) -> None:
+    def __init__(
+        self, address: PostgresAddress, make_client: Callable[[PostgresAddress], PostgresClient] = PostgresClient
+    ) -> None:
         self.address = address
         self.options = address.common
         self.enforcer = BudgetEnforcer(self, self.options)
@@ -145,7 +147,7 @@ class PostgresStore:
         return other
 
     @property
-    def _opened(self) -> Client:
+    def _opened(self) -> PostgresClient:
         return self._transactions.client
 
     async def now(self) -> int:
@@ -212,7 +214,7 @@ class PostgresStore:
         cache, name = self._cache, self.address.schema
         pairs = [(lane, key.id) for key, lane in zip(keys, found, strict=True) if lane is not None]
 
-        async def work(session: Session) -> tuple[list[ReplayAnswer] | None, Effects]:
+        async def work(session: PostgresSession) -> tuple[list[ReplayAnswer] | None, Effects]:
             if under is not None:
                 await self._enqueueing.lock_lease(session, under, leader)
             # Lock keys, then ids, then tenants, in the order of an enqueue.

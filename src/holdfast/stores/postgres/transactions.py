@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from holdfast.core.errors import StoreBusy, StoreUnavailable
 from holdfast.core.job import Finish, JobKey, NewJob
 from holdfast.stores.postgres import reads, requests
-from holdfast.stores.postgres.connection import PATIENT_LOCK_MS, Client, Session
+from holdfast.stores.postgres.connection import PATIENT_LOCK_MS, PostgresClient, PostgresSession
 from holdfast.stores.postgres.errors import StaleCache, is_blocked, is_stale_lane, is_unsent
 from holdfast.stores.postgres.joining import Joined, join
-from holdfast.stores.postgres.lanes import Lane, LaneCache
+from holdfast.stores.postgres.lanes import LaneCache, TenantLane
 from holdfast.stores.postgres.listener import Listener
 from holdfast.stores.postgres.notifications import Notice, Notifier, payloads, to_channels
 from holdfast.stores.postgres.unit_of_work import Effects, UnitOfWork
@@ -37,7 +37,7 @@ _CLOSED = "the store is not open; use `async with Queue(...)` or await store.ope
 class Transactions:
     """Runs the changes of one store handle."""
 
-    def __init__(self, client: Client, cache: LaneCache) -> None:
+    def __init__(self, client: PostgresClient, cache: LaneCache) -> None:
         self.cache = cache
         self._client = client
         self._listener: Listener | None = None
@@ -49,7 +49,7 @@ class Transactions:
         return self._notifier is not None
 
     @property
-    def client(self) -> Client:
+    def client(self) -> PostgresClient:
         """The client of an open store. Raises StoreUnavailable."""
         if self._notifier is None:
             raise StoreUnavailable(_CLOSED)
@@ -83,7 +83,7 @@ class Transactions:
             await listener.close()
         await self._client.close()
 
-    async def lanes(self, keys: Iterable[JobKey]) -> Sequence[Lane | None]:
+    async def lanes(self, keys: Iterable[JobKey]) -> Sequence[TenantLane | None]:
         """The lane of each key, if there is one."""
         return await reads.lanes_of(self.client, self.cache, [key[:2] for key in keys])
 
@@ -138,7 +138,7 @@ class Transactions:
             found = await self.lanes(item.key for item in items)
             pairs = [(lane, item.key.id) for item, lane in zip(items, found, strict=True) if lane is not None]
 
-            async def work(session: Session) -> tuple[list[A], Effects]:
+            async def work(session: PostgresSession) -> tuple[list[A], Effects]:
                 unit = await UnitOfWork.begin(session, self.cache, pairs)
                 if seqs:
                     unit.keep_to(seqs)
@@ -155,7 +155,7 @@ class Transactions:
 
     async def change(
         self,
-        work: Callable[[Session], Awaitable[tuple[A, Effects]]],
+        work: Callable[[PostgresSession], Awaitable[tuple[A, Effects]]],
         joined: Joined | None = None,
         *,
         repeat: bool = False,

@@ -15,7 +15,7 @@ from time import monotonic
 from msgspec import Struct, field
 
 from holdfast.core import fairness
-from holdfast.stores.postgres.lanes import MAX_FULL_SCANS, Lane, QueueLanes
+from holdfast.stores.postgres.lanes import MAX_FULL_SCANS, QueueLanes, TenantLane
 
 MAX_NEWCOMERS = 200
 """The most lanes that enter the turns in one claim, unless it wants more jobs than this."""
@@ -30,7 +30,7 @@ class Part(Struct):
     queue: str
     queue_lanes: QueueLanes | None
     """None: the claim is for one tenant, and there are no turns."""
-    lanes: list[Lane] = field(default_factory=list[Lane])
+    lanes: list[TenantLane] = field(default_factory=list[TenantLane])
     """The lanes to read in this round."""
     wanted: list[int] = field(default_factory=list[int])
     """How many jobs to look for in each of them."""
@@ -39,15 +39,15 @@ class Part(Struct):
     """Jobs that this round took."""
     bound: tuple[int, str] | None = None
     """The turn of the first lane that is not read in this round."""
-    unseen: list[Lane] = field(default_factory=list[Lane])
+    unseen: list[TenantLane] = field(default_factory=list[TenantLane])
     """Newcomers that enter without being read: they have work, as far as is known."""
     all_inside: bool = True
     """All lanes in the turns are read: if none of them has work, newcomers enter at the floor now."""
     rounds: int = 0
     """Rounds so far."""
-    exhausted: set[Lane] = field(default_factory=set[Lane])
+    exhausted: set[TenantLane] = field(default_factory=set[TenantLane])
     """Lanes without visible jobs left."""
-    empty: set[Lane] = field(default_factory=set[Lane])
+    empty: set[TenantLane] = field(default_factory=set[TenantLane])
     """Lanes in the turns that had no visible job to begin with."""
     began: bool = False
     """Newcomers have entered."""
@@ -72,7 +72,7 @@ def plan(part: Part, share: int, now: int | None, past: int) -> None:
     wide = max(share, min(MIN_LANES << part.rounds, MAX_NEWCOMERS))
     waiting = (turn for turn in part.queue_lanes.turns if lanes[turn[1]] not in part.exhausted)
     inside = list(islice(waiting, (wide if part.rounds else share) + 1))
-    entering: list[Lane] = []
+    entering: list[TenantLane] = []
     if not part.began:  # After the first round it is known where newcomers enter.
         due = takewhile(lambda entry: now is None or entry[0] <= now, part.queue_lanes.due)
         entering = [lanes[tenant] for _, tenant in islice(due, max(MAX_NEWCOMERS, share))]
@@ -94,7 +94,7 @@ def plan(part: Part, share: int, now: int | None, past: int) -> None:
     part.all_inside = all(tenant in named for _, tenant in inside) and not (inside and part.unseen)
 
 
-def _deal(turns: list[tuple[int, str]], share: int, lanes: dict[str, Lane]) -> dict[str, int]:
+def _deal(turns: list[tuple[int, str]], share: int, lanes: dict[str, TenantLane]) -> dict[str, int]:
     """How many of `share` turns each tenant gets, if all have enough jobs."""
     heap = turns.copy()
     heapify(heap)
@@ -106,9 +106,9 @@ def _deal(turns: list[tuple[int, str]], share: int, lanes: dict[str, Lane]) -> d
     return dealt
 
 
-def _rescans(queue_lanes: QueueLanes, entering: set[Lane]) -> list[Lane]:
+def _rescans(queue_lanes: QueueLanes, entering: set[TenantLane]) -> list[TenantLane]:
     """A few lanes that are due to be read in full."""
-    found: list[Lane] = []
+    found: list[TenantLane] = []
     now = monotonic()
     while len(found) < MAX_FULL_SCANS and (first := queue_lanes.first_rescan()) and first[0] <= now:
         queue_lanes.rescans.popleft()
@@ -157,7 +157,7 @@ def _enter_unseen(part: Part, floor: int) -> None:
             lane.enter(fairness.entry(lane.time, floor))
 
 
-def _drop_heads(queue_lanes: QueueLanes, empty: set[Lane]) -> None:
+def _drop_heads(queue_lanes: QueueLanes, empty: set[TenantLane]) -> None:
     """Remove lanes without work from the head of the turns, before newcomers enter."""
     for lane in list(takewhile(empty.__contains__, (queue_lanes.lanes[tenant] for _, tenant in queue_lanes.turns))):
         lane.leave()

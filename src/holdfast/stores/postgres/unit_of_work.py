@@ -22,8 +22,8 @@ from holdfast.core.job import TERMINAL, Envelope, Job, JobKey
 from holdfast.core.lifecycle import forgotten
 from holdfast.store import Hint
 from holdfast.stores.postgres import log, rows
-from holdfast.stores.postgres.connection import Session
-from holdfast.stores.postgres.lanes import Lane, LaneCache
+from holdfast.stores.postgres.connection import PostgresSession
+from holdfast.stores.postgres.lanes import LaneCache, TenantLane
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.usage import Changes, size_of, size_to_be
 
@@ -79,7 +79,7 @@ def _endings(keys: Sequence[JobKey]) -> list[tuple[Hint, str, str, str]]:
 class JobRow(Struct):
     """A job as it was read, and as it will be written."""
 
-    lane: Lane
+    lane: TenantLane
     job: Job
     hot: bool
     """It was read from `jobs`; otherwise from `done`."""
@@ -100,7 +100,9 @@ class UnitOfWork:
     Each statement compares the lanes that it uses with the database.
     """
 
-    def __init__(self, session: Session, cache: LaneCache, lanes: Iterable[Lane], now: int = 0, xid: int = 0) -> None:
+    def __init__(
+        self, session: PostgresSession, cache: LaneCache, lanes: Iterable[TenantLane], now: int = 0, xid: int = 0
+    ) -> None:
         self.session = session
         self.lanes = {lane.number: lane for lane in lanes}
         self._named = {(lane.tenant, lane.queue): lane for lane in self.lanes.values()}
@@ -117,7 +119,9 @@ class UnitOfWork:
         """The bindings before this change."""
 
     @classmethod
-    async def begin(cls, session: Session, cache: LaneCache, keys: Collection[tuple[Lane, str]]) -> UnitOfWork:
+    async def begin(
+        cls, session: PostgresSession, cache: LaneCache, keys: Collection[tuple[TenantLane, str]]
+    ) -> UnitOfWork:
         """Lock these jobs, and read the ones that were locked and no others."""
         wanted = sorted({(lane.number, id_) for lane, id_ in keys})
         lanes, ids = [lane for lane, _ in wanted], [id_ for _, id_ in wanted]
@@ -180,7 +184,7 @@ class UnitOfWork:
         else:
             self.effects.arrives(row.lane.number, job.visible_at)
 
-    def add(self, lane: Lane, job: Job, event: Event) -> None:
+    def add(self, lane: TenantLane, job: Job, event: Event) -> None:
         """Add a new job."""
         self.found[lane.number, job.id] = JobRow(lane, job, hot=True, logged=0, locked=True, changed=True, new=True)
         self.effects.arrives(lane.number, job.visible_at)
@@ -191,7 +195,7 @@ class UnitOfWork:
         del self.found[row.lane.number, row.job.id]
         self._gone.append(_locked(row))
 
-    def log(self, event: Event, lane: Lane) -> None:
+    def log(self, event: Event, lane: TenantLane) -> None:
         """Add an event, in the same transaction as its change. [EVENT-1]"""
         self.events.append((event, lane.number))
         self.effects.logged = True
@@ -297,7 +301,7 @@ def _locked(row: JobRow) -> JobRow:
     return row
 
 
-def scope_of(lane: Lane, envelope: Envelope) -> KeyScope:
+def scope_of(lane: TenantLane, envelope: Envelope) -> KeyScope:
     """The scope that a key is unique in."""
     return (lane.number, envelope.type, envelope.idempotency.key if envelope.idempotency else "")
 

@@ -14,7 +14,7 @@ from holdfast.core.retry import spread
 from holdfast.core.trimming import Excess, level
 from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS, Pruned, Reaped
 from holdfast.stores.postgres import log_reads, rows
-from holdfast.stores.postgres.connection import Client, Session
+from holdfast.stores.postgres.connection import PostgresClient, PostgresSession
 from holdfast.stores.postgres.lanes import LaneCache
 from holdfast.stores.postgres.log import END, Position
 from holdfast.stores.postgres.sql import SLOTS
@@ -33,7 +33,7 @@ TRUNCATE_LOCK_MS = 100
 
 
 async def reap(
-    session: Session, cache: LaneCache, limit: int, random: float, keep: Retention
+    session: PostgresSession, cache: LaneCache, limit: int, random: float, keep: Retention
 ) -> tuple[Reaped, Effects, list[int]]:
     """End expired leases, oldest deadline first. If lanes are not cached, does nothing and answers their numbers."""
     now, fingerprint = await session.value("now"), cache.fingerprint()
@@ -58,7 +58,7 @@ async def reap(
     return Reaped(keys, now, await session.value("next_deadline")), effects, []
 
 
-async def forget(session: Session, cache: LaneCache, limit: int, *, blobs: bool) -> tuple[int, list[str], bool]:
+async def forget(session: PostgresSession, cache: LaneCache, limit: int, *, blobs: bool) -> tuple[int, list[str], bool]:
     """Forget jobs past their retention, expired keys and workers. Answers how many jobs, blobs to delete, and more."""
     now = await session.value("now")
     gone = await session.rows("expired_jobs", now, limit, cache.fingerprint())
@@ -87,7 +87,7 @@ async def forget(session: Session, cache: LaneCache, limit: int, *, blobs: bool)
     return len(gone), names, more
 
 
-async def trim(client: Client, cache: LaneCache, keep_events: int) -> int:
+async def trim(client: PostgresClient, cache: LaneCache, keep_events: int) -> int:
     """Count new rows of the log, then remove events of tenants above the level, and old ones. [EVENT-2, TENANT-5]
 
     Each row is read twice, in bounded steps: when it is counted, and when its events are removed or kept.
@@ -112,7 +112,7 @@ async def trim(client: Client, cache: LaneCache, keep_events: int) -> int:
     return gone
 
 
-async def _levels(client: Client, keep_events: int) -> tuple[int, int]:
+async def _levels(client: PostgresClient, keep_events: int) -> tuple[int, int]:
     """The soft and hard levels: the most events a tenant may keep. Fixed for all steps of one prune."""
     found = await client.rows("events_kept", keep_events, repeat=True)
     kept = [row["events"] for row in found if row["events"] is not None]
@@ -122,21 +122,21 @@ async def _levels(client: Client, keep_events: int) -> tuple[int, int]:
     return level(kept, keep_events - rest), level(kept, EVENTS_BOUND - rest)
 
 
-async def _excess(client: Client, soft: int, hard: int) -> tuple[int, dict[str, Excess]]:
+async def _excess(client: PostgresClient, soft: int, hard: int) -> tuple[int, dict[str, Excess]]:
     """The tenants above the soft level, and the version of `trimming` that they were read at."""
     found = await client.rows("most_events", soft, repeat=True)
     over = {row["tenant"]: Excess(row["events"] - soft, row["events"] - hard) for row in found if row["tenant"]}
     return found[0]["version"], over
 
 
-async def _slowest(client: Client, tenants: Iterable[str]) -> list[Position]:
+async def _slowest(client: PostgresClient, tenants: Iterable[str]) -> list[Position]:
     """For each tenant the position of its slowest reader: its own readers, and those of all tenants."""
     found = await client.rows("slowest_readers", ["", *tenants], repeat=True)
     positions = {row["tenant"]: Position(row["epoch"], row["xid"], row["n"], row["k"]) for row in found}
     return [min(positions.get("", END), positions.get(tenant, END)) for tenant in tenants]
 
 
-async def _clear(client: Client) -> None:
+async def _clear(client: PostgresClient) -> None:
     """Truncate partitions whose rows are all trimmed, and switch to an empty one if the one in use is large."""
     slots = await client.rows("slots", repeat=True)
     (written,) = (row for row in slots if row["written"])
@@ -152,7 +152,7 @@ async def _clear(client: Client) -> None:
         await client.rows("switch_slot", written["slot"], following, repeat=True)
 
 
-async def _truncate(slot: int, session: Session) -> bool:
+async def _truncate(slot: int, session: PostgresSession) -> bool:
     await session.rows(f"lock_slot_{slot}")
     # Check again under the lock: rows may have been written meanwhile.
     trimmed: bool = await session.value(f"slot_is_trimmed_{slot}")
@@ -161,7 +161,7 @@ async def _truncate(slot: int, session: Session) -> bool:
     return trimmed
 
 
-async def prune(client: Client, cache: LaneCache, limit: int, keep_events: int, *, blobs: bool) -> Pruned:
+async def prune(client: PostgresClient, cache: LaneCache, limit: int, keep_events: int, *, blobs: bool) -> Pruned:
     """Forget jobs past their retention, never waiting or leased ones, and trim the log. [KEEP-1]"""
     jobs, names, more = await client.change(lambda session: forget(session, cache, limit, blobs=blobs))
     return Pruned(jobs, await trim(client, cache, keep_events), names, more)

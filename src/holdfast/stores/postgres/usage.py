@@ -13,7 +13,7 @@ from holdfast.core.codes import STATE_CODES, STATES
 from holdfast.core.job import Job
 from holdfast.store import QueueStats
 from holdfast.stores.postgres import log_reads, rows
-from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.connection import PostgresClient
 from holdfast.stores.postgres.lanes import LaneCache
 from holdfast.stores.postgres.rows import Row
 
@@ -82,14 +82,14 @@ class Changes:
         return numbers
 
 
-async def usage(client: Client, tenant: str) -> Usage:
+async def usage(client: PostgresClient, tenant: str) -> Usage:
     """What upkeep has counted."""
     (found,) = await client.rows("usage", tenant, PAUSED, repeat=True)
     return Usage(*found.values())
 
 
 async def count_jobs(
-    client: Client, cache: LaneCache, queues: Sequence[Row], *, used: bool = False
+    client: PostgresClient, cache: LaneCache, queues: Sequence[Row], *, used: bool = False
 ) -> list[QueueStats]:
     """The jobs of these queues by state, as shown now. The work is bounded for any number of jobs, see ADR 23.
 
