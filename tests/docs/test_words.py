@@ -64,7 +64,7 @@ DIRTY = {
     "postgres": {"words", "classes"},
     "service": {"words", "classes"},
     "worker": {"words", "classes"},
-    "pipe": {"words", "classes"},
+    "pipe": {"classes"},
     "general": {"words"},
 }
 """Areas that are still being cleaned: what passes must be taken out here."""
