@@ -46,7 +46,7 @@ class _Place(Struct, frozen=True):
     mode: int
 
     def make(self, path: Path) -> None:
-        """Make a directory with those above it; what is there is left as it is. Raises StoreUnavailable."""
+        """Create a directory and its parents. Existing ones stay as they are. Raises StoreUnavailable."""
         try:
             for place in reversed([path, *path.parents]):
                 if not place.exists():
@@ -97,7 +97,7 @@ class Blobs:
             raise InvalidOption("blobs", f"{text!r} is not a blob store: {_first_line(error)}") from error
 
     def doctor(self) -> list[Finding]:
-        """Look a directory of blobs over; of another blob store nothing is said."""
+        """Check a directory of blobs. Other blob stores are not checked."""
         if self._place is None:
             return []
         directory, mode = self._place.directory, self._place.mode
@@ -122,14 +122,14 @@ class Blobs:
             path.chmod(self._place.mode & 0o666)
 
     async def get(self, name: str) -> bytes | None:
-        """What is kept under `name`, or None."""
+        """The bytes stored under `name`, or None."""
         from obstore import get_async
 
         found = await _carefully(get_async(self._store, name))
         return None if found is None else bytes(await found.bytes_async())
 
     async def delete(self, names: Iterable[str]) -> None:
-        """Forget blobs; one that is not there is no error."""
+        """Delete blobs. A missing one is no error."""
         from obstore import delete_async
 
         for name in names:
@@ -144,7 +144,7 @@ class Blobs:
         return ref
 
     async def read(self, ref: BlobRef) -> bytes:
-        """What a reference stands for. Raises InvalidPayload where it is gone or is not the same any more."""
+        """The bytes of a reference. Raises InvalidPayload if they are gone or have changed."""
         data = await self.get(ref.name)
         if data is None:
             raise InvalidPayload(f"blob {ref.name!r} is not in the blob store")

@@ -18,7 +18,7 @@ class Ids:
         self.renew()
 
     def renew(self) -> None:
-        """Start afresh, as another process."""
+        """Start again, as another process."""
         self._lock = threading.Lock()
         self._ms = 0
         self._high = 0
@@ -31,7 +31,7 @@ class Ids:
         ms = time.time_ns() // 1_000_000
         with self._lock:
             low = self._low = self._low + 1
-            # A clock that was set back changes nothing: the old millisecond goes on counting.
+            # If the clock was set back, keep counting in the old millisecond.
             if ms > self._ms or low == _LOW:
                 self._turn(ms)
                 low = 0

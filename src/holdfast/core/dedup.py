@@ -1,6 +1,6 @@
-"""What a second enqueue of the same id, or of the same key, answers. [ENQ-2, ENQ-3, ENQ-8]
+"""The answer to a second enqueue of the same id or idempotency key. [ENQ-2, ENQ-3, ENQ-8]
 
-The id is looked at first, then the key.
+The id is checked first, then the key.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ LASTING = ("ttl", "forever")
 
 
 def decide(new: NewJob, existing: Job | None, binding: Binding | None, holder: Job | None, now: int) -> Answer | None:
-    """Answer an enqueue from the job that has its id and the one that holds its key; None: a fresh job."""
+    """Answer an enqueue from the job that has its id and the one that holds its key; None: make a new job."""
     answer = by_id(existing, new, now)
     if answer is not None:
         return answer
     if existing is not None and binding is not None and binding.job_id == existing.id and not forgotten(existing, now):
-        return None  # The key is held by the very job that this one takes the place of.
+        return None  # The job that holds the key is the one being replaced.
     return by_key(binding, holder, now)
 
 
 def by_id(existing: Job | None, new: NewJob, now: int) -> Answer | None:
-    """Answer from the job that has this id, or None: a fresh job may take its place."""
+    """Answer from the job that has this id, or None: a new job may replace it."""
     if existing is None:
         return None
     request_id = new.envelope.request_id

@@ -19,9 +19,9 @@ EventKind = Literal[
 
 ERROR_TEXT_LIMIT = 1024
 LARGE = 64
-"""The number of events from which on a part is kept as it is."""
+"""A part with this many events or more is not merged with others."""
 LEASE_EXPIRED = "LeaseExpired"
-"""The type of the error that stands for an attempt whose lease ran out."""
+"""The error type of an attempt whose lease expired."""
 
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")
 
@@ -45,7 +45,7 @@ class Event(Struct, gc=False):
 
 
 class Gap(Struct, frozen=True):
-    """Events of one tenant that are no longer kept: those behind `after`, up to `to` and with it. [EVENT-2]"""
+    """Events of one tenant that are no longer kept: after `after`, up to and including `to`. [EVENT-2]"""
 
     tenant: str
     after: str
@@ -53,7 +53,7 @@ class Gap(Struct, frozen=True):
 
 
 class Numbered(Struct, frozen=True):
-    """Offsets that differ in one number, which goes up by one."""
+    """Consecutive offsets: one number in them counts up by one."""
 
     before: str
     first: int
@@ -65,9 +65,9 @@ class Numbered(Struct, frozen=True):
 
 
 class EventColumns(Struct):
-    """Events in their order, column by column: quicker to make and to take than a struct for each.
+    """Events in order, column by column: faster to write and read than a struct for each.
 
-    A column has a value for each of them, or one that stands for all: those of one call are much alike.
+    A column has one value for each event, or a single value for all: the events of one call are much alike.
     """
 
     count: int
@@ -85,30 +85,30 @@ class EventColumns(Struct):
     number: list[int]
 
     def part(self, start: int, stop: int) -> EventColumns:
-        """Those from one place up to another."""
+        """The events from index to index."""
         stop = max(start, min(stop, self.count))
         values = (column[start:stop] if len(column) > 1 else column for column in self._values())
         return EventColumns(stop - start, self._offsets_from(start, stop), *values)
 
     def chosen(self, which: list[bool]) -> EventColumns:
-        """Those of which `which` says so."""
+        """The events that `which` selects."""
         values = (list(compress(column, which)) if len(column) > 1 else column for column in self._values())
         return EventColumns(sum(which), list(compress(self._offsets(), which)), *values)
 
     def spread(self) -> EventColumns:
-        """The same with a value for each of them in every column, in lists of its own."""
+        """A copy with one value for each event in every column."""
         values = (list(column) if len(column) == self.count else column * self.count for column in self._values())
         return EventColumns(self.count, list(self._offsets()), *values)
 
     def add(self, more: EventColumns) -> None:
-        """Put others behind them. Both must have been spread."""
+        """Append other events. Both must have been spread."""
         self.count += more.count
         for mine, theirs in zip(self._values(), more._values(), strict=True):
             mine.extend(theirs)
         self._offsets().extend(more._offsets())
 
     def events(self) -> list[Event]:
-        """The same, one by one."""
+        """The events one by one."""
         *values, data, number = self.spread()._values()  # noqa: SLF001 - its own kind
         if len(self.data) != self.count:
             # Copies: changing one event's data must not change the others.
@@ -128,7 +128,7 @@ class EventColumns(Struct):
 
 
 class Gathered:
-    """Events as they are read, in few parts: small ones are put together, since each costs as much as a large one."""
+    """Collects events in few parts: small parts are merged, since each costs as much as a large one."""
 
     def __init__(self) -> None:
         self.parts: list[EventColumns] = []
@@ -136,7 +136,7 @@ class Gathered:
         self._open = False
 
     def add(self, part: EventColumns) -> None:
-        """Put others behind them."""
+        """Append other events."""
         if not part.count:
             return
         self.count += part.count
@@ -169,6 +169,6 @@ def error_data(error: AttemptError) -> dict[str, str]:
 
 
 def fingerprint(error: AttemptError) -> str:
-    """The same for errors that differ only in numbers, addresses and quoted values; one for all expired leases."""
+    """A hash that ignores numbers, addresses and quoted values in the message. All expired leases share one."""
     shape = "" if error.type == LEASE_EXPIRED else _VARYING.sub("#", error.message)
     return hashlib.sha1(f"{error.type}\n{shape}".encode(errors="replace"), usedforsecurity=False).hexdigest()[:16]

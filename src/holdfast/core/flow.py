@@ -63,7 +63,7 @@ class _Version(Struct, frozen=True, array_like=True):
 
 
 class Plan(Struct, frozen=True, array_like=True):
-    """All of a flow, in an order in which each step comes after those that it waits for."""
+    """A whole flow. Each step comes after those that it waits for."""
 
     version: int
     name: str
@@ -71,12 +71,12 @@ class Plan(Struct, frozen=True, array_like=True):
 
 
 def check_flow_id(id: str) -> str:
-    """Return `id` if it may be a flow's. Raises InvalidName."""
+    """Return `id` if it is a valid flow id. Raises InvalidName."""
     return _check_bytes(check_id(id, "flow id"), "flow id", FLOW_ID_BYTES)
 
 
 def check_step_name(name: str) -> str:
-    """Return `name` if it may name a step. Raises InvalidName."""
+    """Return `name` if it is a valid step name. Raises InvalidName."""
     _check_bytes(check_id(name, "step name"), "step name", STEP_NAME_BYTES)
     if "/" in name:
         # The last `/` of a step's job id is the one between flow and step: no two flows meet in one id. [TENANT-3]
@@ -121,7 +121,7 @@ def check_edges(count: int) -> None:
 
 
 def in_order(after: Mapping[str, Sequence[str]]) -> list[str]:
-    """Names of steps, each behind those that it waits for. Raises InvalidOption."""
+    """Names of steps, each after those that it waits for. Raises InvalidOption."""
     for name, others in after.items():
         for other in others:
             if other not in after:
@@ -134,7 +134,7 @@ def in_order(after: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def flow_job(key: JobKey, plan: Plan, request_id: str, result_ttl_ms: int, headers: dict[str, str] | None) -> NewJob:
-    """The job that a flow is."""
+    """The job of a flow."""
     envelope = Envelope(
         plan.name,
         msgspec.msgpack.encode(plan),
@@ -162,12 +162,12 @@ def step_id(flow_id: str, name: str) -> str:
 
 
 def step_key(flow: Job, step: Step) -> JobKey:
-    """Which job a step is, once it is one."""
+    """The key of a step's job."""
     return JobKey(flow.tenant, step.queue, step_id(flow.id, step.name))
 
 
 def step_job(flow: Job, plan: Plan, place: int) -> NewJob:
-    """A step as the job it becomes. Made twice it is the same request, so it is enqueued once. [ENQ-8]"""
+    """The job of a step. A second call makes the same request, so the step is enqueued once. [ENQ-8]"""
     step = plan.steps[place]
     envelope = replace(
         step.envelope,
@@ -213,13 +213,13 @@ def is_behind(flow: Job, job: Job) -> bool:
 
 
 class Turns:
-    """Which steps are jobs, and whose turn it is. A step that ends is passed on to those that wait for it."""
+    """The states of the steps that are jobs, and the steps that can start. A completed step unblocks those after it."""
 
     def __init__(self, plan: Plan) -> None:
         self.states: dict[int, JobState] = {}
-        """Of the steps that are jobs. One that is completed stays so."""
+        """States of the steps that are jobs. A completed step stays completed."""
         self.ready: set[int] = set()
-        """Steps that are no jobs yet and wait for nothing any more."""
+        """Steps that can be enqueued now."""
         self._open: set[int] = set()
         self._left = [len(step.after) for step in plan.steps]
         self._behind: list[list[int]] = [[] for _ in plan.steps]

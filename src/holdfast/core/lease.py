@@ -1,4 +1,4 @@
-"""Who may still speak for a job. [LEASE-1]"""
+"""Whether a lease is still valid. [LEASE-1]"""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Refusal = JobNotFound | LeaseLost | JobCanceled | LeaseExpired
 
 
 def check(job: Job | None, key: JobKey, token: int, outcome: str, now: int) -> Finished | Refusal | None:
-    """Judge an acknowledgement by the first line of the rule that fits; None means: go ahead."""
+    """Check an acknowledgement: the first rule that applies refuses it. None: accept it."""
     if job is not None and token == job.token and job.spent and job.spent == outcome:
         return Finished(JobState(job.spent_state))
     return check_live(job, key, token, now)
 
 
 def check_live(job: Job | None, key: JobKey, token: int, now: int) -> Refusal | None:
-    """Judge an extend or a progress report, which a token is never spent on; None means: go ahead."""
+    """Check an extend or a progress report, which spend no token. None: accept it."""
     if job is None:
         return JobNotFound(key.queue, key.id)
     if token != job.token or token <= 0:

@@ -1,4 +1,4 @@
-"""Calls on named jobs, judged before anything changes. Each function answers a call that has nothing to do.
+"""Checks of calls on named jobs, before anything changes. Each returns the answer of a call that changes nothing.
 
 None means: go ahead with the transition of `core.lifecycle`. `job` is None if there is no such job.
 """
@@ -22,7 +22,7 @@ from holdfast.core.lifecycle import is_life, shown
 
 
 def check_cancel(job: Job | None, item: Cancel) -> CancelStatus | None:
-    """Judge a cancel. [CANCEL-1, CANCEL-2, CANCEL-3]"""
+    """Check a cancel. [CANCEL-1, CANCEL-2, CANCEL-3]"""
     if job is None or not is_life(job, item.seq):
         return "not_found"
     if job.state is JobState.COMPLETED or job.state is JobState.FAILED or job.state is JobState.CANCELED:
@@ -31,7 +31,7 @@ def check_cancel(job: Job | None, item: Cancel) -> CancelStatus | None:
 
 
 def check_replay(job: Job | None, key: JobKey, now: int) -> JobNotFound | NotReplayable | None:
-    """Judge a replay, but for its idempotency key (`dedup.check_retake`) and its quota. [DEAD-1, STATE-3]"""
+    """Check a replay, except for its idempotency key (`dedup.check_retake`) and its quota. [DEAD-1, STATE-3]"""
     if job is None:
         return JobNotFound(key.queue, key.id)
     if job.state is not JobState.FAILED:
@@ -40,7 +40,7 @@ def check_replay(job: Job | None, key: JobKey, now: int) -> JobNotFound | NotRep
 
 
 def check_purge(job: Job | None, item: Purge) -> PurgeStatus | None:
-    """Judge a purge. [KEEP-1]"""
+    """Check a purge. [KEEP-1]"""
     if job is None or not is_life(job, item.seq):
         return "not_found"
     if job.state not in TERMINAL or (item.finished_at is not None and item.finished_at != job.finished_at):
@@ -49,7 +49,7 @@ def check_purge(job: Job | None, item: Purge) -> PurgeStatus | None:
 
 
 def check_result_ttl(job: Job | None, item: SetResultTtl) -> TtlStatus | None:
-    """Judge a change of how long a finished job is kept. [RESULT-1]"""
+    """Check a change of how long a finished job is kept. [RESULT-1]"""
     if job is None or not is_life(job, item.seq):
         return "not_found"
     return None if job.state in TERMINAL else "not_terminal"

@@ -1,4 +1,4 @@
-"""Schedules as they are kept: each is a job of the tenant's queue `holdfast:schedules`, under the schedule's name.
+"""Schedules as stored: each is a job in the tenant's queue `holdfast:schedules`, under the schedule's name.
 
 Its payload is a `Definition`: when, and what is enqueued then. It waits for its next tick like any job for its time.
 """
@@ -15,16 +15,16 @@ from holdfast.core.job import DAY, SECOND, Backoff, Envelope, IdempotencyKey, Jo
 from holdfast.core.names import SCHEDULES
 
 TYPE = "holdfast:schedule"
-"""The type of the jobs that schedules are."""
+"""The job type of a schedule."""
 WAKER = "holdfast:waker"
-"""The type of the jobs that wake up a schedule which sleeps too long: in the same queue, see `waker_of`."""
+"""The type of a job in the same queue that wakes a schedule which waits too long; see `waker_of`."""
 MAX_ATTEMPTS = 100
 SOON = Backoff(SECOND, 1.0, SECOND)
 """After the death of a holder: attempts add up over a long life, and must not make it wait ever longer."""
 NAME_BYTES = 170
-"""With the instant of a tick behind it, a name is still an id."""
+"""A name followed by the time of a tick must still be a valid id."""
 KEPT = frozenset(JobState) - {JobState.CANCELED, JobState.COMPLETED}
-"""The states of a schedule that is there. A failed one is listed too: an operator has to see it."""
+"""The states of an existing schedule. A failed one is listed too: an operator must see it."""
 OPEN = KEPT - {JobState.FAILED}
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -93,7 +93,7 @@ def write(definition: Definition) -> bytes:
 
 
 def read(payload: bytes) -> Definition:
-    """What a schedule's job says. Raises ValueError for what this version cannot read."""
+    """Parse the payload of a schedule's job. Raises ValueError for a format that this version cannot read."""
     document = _read(payload)
     if document.format != 1:
         raise ValueError(f"the schedule is written in format {document.format}; this version knows 1")
@@ -106,7 +106,7 @@ def read(payload: bytes) -> Definition:
 
 
 def to_job(tenant: str, name: str, definition: Definition, run_at: int, request_id: str) -> NewJob:
-    """The job that a schedule is."""
+    """The job of a schedule."""
     envelope = Envelope(
         TYPE, write(definition), max_attempts=MAX_ATTEMPTS, backoff=SOON, result_ttl_ms=0, request_id=request_id
     )

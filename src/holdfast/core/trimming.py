@@ -29,12 +29,12 @@ def level(counts: Collection[int], bound: int) -> int:
 
 
 class Excess(Struct):
-    """How many of one tenant's oldest events have to go."""
+    """How many of one tenant's oldest events to trim."""
 
     soft: int
-    """Of those that all its readers have passed."""
+    """Among the events that all its readers have read."""
     hard: int
-    """Of any."""
+    """Among all its events."""
 
     def takes(self, count: int, passed: float) -> int:
         """How many of the next `count` events go, the oldest first; no registered reader waits for the first `passed`.
@@ -47,7 +47,7 @@ class Excess(Struct):
 
 
 def excess(kept: Mapping[str, int], keep_events: int, bound: int) -> dict[str, Excess]:
-    """The tenants that keep more events than the soft level, each with how many have to go."""
+    """The tenants with more events than the soft level, and how many events to trim of each."""
     soft, hard = level(kept.values(), keep_events), level(kept.values(), bound)
     return {tenant: Excess(count - soft, count - hard) for tenant, count in kept.items() if count > soft}
 
