@@ -138,7 +138,7 @@ def test_a_bug_in_a_function_counts_where_it_is_called() -> None:
         for runs, name in enumerate(("claim", "complete", "enqueue", "log"), start=1):
             assert statements[name] == before[0]("place")[name]
             assert bug.runs == runs
-        for name in ("now", "hold", "find"):
+        for name in ("now", "lock_jobs", "find"):
             assert statements[name]
         assert bug.runs == 4
     assert (sql.statements, sql.migrations) == before == (link.statements, schema.migrations)

@@ -87,9 +87,9 @@ def test_what_a_store_does_not_have_is_skipped_with_the_reason() -> None:
     checks = [check for check in all_checks() if check.name == "a_delivered_job_is_leased_as_by_a_claim"]
     certificate = asyncio.run(certify("memory:skipped", checks))
     assert certificate.held
-    assert [row.skipped for row in certificate.rows] == ["the store hands no jobs over: it has no `post`"]
+    assert [row.skipped for row in certificate.rows] == ["the store has no direct hand-off: it has no `open_inbox`"]
     with ValkeyServer() as server:
         many, one = (asyncio.run(certify(server.url(shards=shards), checks)) for shards in (2, 1))
-    assert [row.skipped for row in many.rows] == ["the store hands no jobs over in this deployment: `post` gives None"]
+    assert [row.skipped for row in many.rows] == ["no direct hand-off in this deployment: `open_inbox` gives None"]
     assert one.held
     assert [row.skipped for row in one.rows] == [""]

@@ -1,7 +1,7 @@
 """One word for one thing: words and names that are retired, and class names with two meanings.
 
 Each area of the sources and docs is a test of its own, which lists what is left:
-`pytest -q tests/docs/test_words.py --runxfail -k redis`.
+`pytest -q tests/docs/test_words.py -k redis`.
 """
 
 from __future__ import annotations
@@ -59,12 +59,6 @@ AREAS = {
     "build": ("Makefile", "pyproject.toml", ".ci/", ".github/", ".pre-commit-config.yaml"),
 }
 """Where each area is: the first pattern that fits takes a file. The reference is made from docstrings."""
-
-DIRTY = {
-    "postgres": {"classes"},
-    "service": {"classes"},
-}
-"""Areas that are still being cleaned: what passes must be taken out here."""
 
 WORDS = {
     # Parts of a program are not persons.
@@ -150,14 +144,6 @@ def files() -> dict[str, list[str]]:
     return found
 
 
-def parametrized(kind: str):
-    def param(area: str):
-        dirty = pytest.mark.xfail(strict=True, reason=f"{area} is being cleaned")
-        return pytest.param(area, marks=dirty if kind in DIRTY.get(area, ()) else ())
-
-    return pytest.mark.parametrize("area", [param(area) for area in AREAS])
-
-
 def report(found: list[tuple[str, str, str]]) -> str:
     """Counts by word, then the places."""
     counts = Counter(word for word, _, _ in found).most_common()
@@ -176,7 +162,7 @@ PATTERN = re.compile(
 )
 
 
-@parametrized("words")
+@pytest.mark.parametrize("area", AREAS)
 def test_prose_and_names_use_plain_words(area: str) -> None:
     found = []
     for name in files()[area]:
@@ -199,7 +185,7 @@ def identifiers(name: str, text: str) -> Iterator[tuple[str, int]]:
         yield from ((word, number) for word in re.findall(r"[A-Za-z]\w*", line.partition("--")[0]))
 
 
-@parametrized("names")
+@pytest.mark.parametrize("area", AREAS)
 def test_retired_names_are_gone(area: str) -> None:
     found = []
     for name in files()[area]:
@@ -248,7 +234,7 @@ def same_thing(first: str, second: str, name: str) -> bool:
     return package(second) in {"protocol", "queue"} and package(first) in {"core", "store", "queue", "flows"}
 
 
-@parametrized("classes")
+@pytest.mark.parametrize("area", AREAS)
 def test_a_class_name_means_one_thing(area: str) -> None:
     found = []
     for name, (first, *others) in classes().items():

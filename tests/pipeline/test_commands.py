@@ -90,18 +90,18 @@ def test_an_ingest_that_is_stopped_ends_in_words_and_the_next_goes_on(cli, spark
         return spark
 
     def stop_after_a_batch(number):
-        monkeypatch.setattr(pipeline, "_tell", lambda done: done.batches == 1 and os.kill(os.getpid(), number))
+        monkeypatch.setattr(pipeline, "_print_batch", lambda done: done.batches == 1 and os.kill(os.getpid(), number))
 
     monkeypatch.setattr(session, "make_session", start_spark)
     of_store(file_url, lambda store: make_traffic(store, 40))
     args = ("ingest", "--lake", str(tmp_path / "lake"), "--store", file_url, "--max-events", "20")
     stop_after_a_batch(signal.SIGINT)
     out, said = cli(*args, "--follow", "--interval", "1s")
-    assert (" batch" in out, said) == (True, "stopping; once more ends it at once\n")
+    assert (" batch" in out, said) == (True, "stopping; a second signal ends it at once\n")
     stop_after_a_batch(signal.SIGTERM)
     out, said = cli(*args, "--json", code=1)
     assert json.loads(out)["stopped"] is True
-    assert said.startswith("stopping; once more ends it at once\nIt was stopped before the log's end")
+    assert said.startswith("stopping; a second signal ends it at once\nStopped before the end of the log")
     monkeypatch.undo()
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     done = json.loads(cli(*args[:-2], "--json")[0])

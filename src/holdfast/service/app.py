@@ -265,10 +265,10 @@ def _document(document: dict[str, Any]) -> Any:
             return
         await send_reply(send, Reply(document))
 
-    class _Document:
+    class _OpenApiDocument:
         __call__ = staticmethod(endpoint)
 
-    return _Document()
+    return _OpenApiDocument()
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:

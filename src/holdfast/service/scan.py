@@ -42,7 +42,7 @@ _PATH_BYTES = 256 * 1024
 _BRACE, _QUOTE = ord("{"), ord('"')
 
 
-class _Json:
+class _JsonScanner:
     """The state of a check of JSON text."""
 
     def __init__(self, data: bytes, past: bytes, *, rule: bool) -> None:
@@ -137,7 +137,7 @@ def json_text(data: bytes, *, past: bytes = b"", rule: bool = True) -> Slices:
 
     A member whose value is `past` is skipped. Without `rule` only keys are checked.
     """
-    at = _Json(data, past, rule=rule)
+    at = _JsonScanner(data, past, rule=rule)
     place, spent, end = 0, 0, len(data)
     keys, starts, names = at.keys, at.starts, at.names
     while place < end:
@@ -188,7 +188,7 @@ _TIMES = frozenset({0xC7, 0xD6, 0xD7})
 _MAPS, _LISTS = {0xDE: 2, 0xDF: 4}, {0xDC: 2, 0xDD: 4}
 
 
-class _Msgpack:
+class _MsgpackScanner:
     """The state of a check of MessagePack."""
 
     def __init__(self, data: bytes) -> None:
@@ -256,7 +256,7 @@ def msgpack(data: bytes) -> Slices:
 
 
 def _msgpack(data: bytes) -> Slices:
-    at = _Msgpack(data)
+    at = _MsgpackScanner(data)
     left, all_keys = at.left, at.keys
     place = spent = 0
     while True:

@@ -108,7 +108,7 @@ async def test_other_stores_have_nothing_to_migrate(url, tmp_path):
     url = f"{url}{tmp_path}/data" if url == "file:" else url
     code, out, err = await run("migrate", url)
     assert (code, err) == (0, "")
-    assert "nothing to migrate" in out
+    assert "Nothing to migrate" in out
     assert not (tmp_path / "data").exists()
 
 

@@ -36,7 +36,7 @@ HELD_MS = int(1000 * FULL_SCAN_S) + SOON_MS
 Reap = Callable[[int, float], Awaitable[Any]]
 
 
-class _Answer(Struct):
+class _ClaimAnswer(Struct):
     """The answer of the function claim()."""
 
     now: int
@@ -175,7 +175,7 @@ class Claims:
 
     async def _send(
         self, request: ClaimRequest, sent: list[Part], limit: int, reaped: int | None, *, look: bool
-    ) -> _Answer:
+    ) -> _ClaimAnswer:
         lanes = [lane for part in sent for lane in part.lanes]
         tenants = {lane.tenant for lane in lanes} | {part.bound[1] for part in sent if part.bound}
         ties = {tenant: n for n, tenant in enumerate(sorted(tenants))}
@@ -208,12 +208,12 @@ class Claims:
         )
         info: Sequence[Any] = found.pop()["info"]
         count = len(lanes)
-        return _Answer(
+        return _ClaimAnswer(
             info[0], bool(info[1]), info[2], list(info[3 : 3 + count]), list(info[3 + count : 3 + 2 * count]),
             list(info[3 + 2 * count :]), sorted(found, key=itemgetter("token")), hints_seen, whole,
         )  # fmt: skip
 
-    def _record(self, request: ClaimRequest, sent: list[Part], answer: _Answer) -> list[Job]:
+    def _record(self, request: ClaimRequest, sent: list[Part], answer: _ClaimAnswer) -> list[Job]:
         jobs: list[Job] = []
         taken: dict[int, int] = {}
         cache = self._cache

@@ -45,7 +45,7 @@ _Message = tuple[int, int, int, int, int, int, str, str, str, str, str, str, str
 _decode = msgspec.json.Decoder(_Message).decode
 
 
-class _Store(Protocol):
+class _Releasing(Protocol):
     async def claim(self, request: ClaimRequest) -> Claimed: ...
     async def finish(self, items: Sequence[Finish]) -> list[FinishAnswer]: ...
 
@@ -58,7 +58,7 @@ class PostgresInbox:
         client: PostgresClient,
         cache: LaneCache,
         listener: Listener,
-        store: _Store,
+        store: _Releasing,
         deliver: Deliver,
     ) -> None:
         self._client = client

@@ -51,7 +51,7 @@ async def join(connection: Any, client: PostgresClient) -> Joined:
     if driver == "asyncpg":
         joined = _Asyncpg(raw, client)
     elif driver == "psycopg":
-        joined = _Psycopg(raw, client) if hasattr(raw, "__aenter__") else _Blocking(raw, client)
+        joined = _Psycopg(raw, client) if hasattr(raw, "__aenter__") else _BlockingPsycopg(raw, client)
     else:
         owner = type(connection).__module__.partition(".")[0]
         # Name a hidden driver: the default of SQLAlchemy for postgresql:// is psycopg2.
@@ -174,7 +174,7 @@ class _Psycopg:
             raise await _failed(error, error.sqlstate or "", self._client) from error
 
 
-class _Blocking(_Psycopg):
+class _BlockingPsycopg(_Psycopg):
     """A Connection of psycopg, for code without an event loop. Its calls run in a thread."""
 
     async def rows(self, name: str, *args: Any) -> list[Row]:
