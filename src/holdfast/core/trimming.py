@@ -16,7 +16,7 @@ from msgspec import Struct
 def level(counts: Collection[int], bound: int) -> int:
     """The largest L for which sum(min(count, L)) is at most `bound`; the largest count if they all fit.
 
-    At least 1, where any room is left: more tenants than events.
+    With more tenants than `bound`, it is 1 and the sum is larger than `bound`; with a bound of 0 it is 0.
     """
     left, among, least = bound, len(counts), min(1, bound)
     highest = 0
@@ -37,9 +37,9 @@ class Excess(Struct):
     """Among all its events."""
 
     def takes(self, count: int, passed: float) -> int:
-        """How many of the next `count` events go, the oldest first; no registered reader waits for the first `passed`.
+        """How many of the next `count` events to trim, the oldest first. They are subtracted from the excess.
 
-        Counts them.
+        `passed` is the number of these events that every registered reader has read.
         """
         taken = int(min(count, max(self.hard, min(self.soft, passed), 0)))
         self.soft, self.hard = self.soft - taken, self.hard - taken
@@ -53,16 +53,16 @@ def excess(kept: Mapping[str, int], keep_events: int, bound: int) -> dict[str, E
 
 
 class Trimming:
-    """Which events go, asked from the oldest on: of each tenant the oldest ones, and then no other."""
+    """Decides which events to trim. Ask in log order: once an event of a tenant is kept, so are its later ones."""
 
     def __init__(self, pending: dict[str, Excess], slowest: Callable[[str], float]) -> None:
         """`slowest` says up to which place all readers that concern a tenant have read."""
         self.pending = pending
-        """The tenants of which more may have to go."""
+        """The tenants whose next events may have to be trimmed."""
         self._slowest = slowest
 
     def takes(self, tenant: str, place: int, count: int = 1) -> int:
-        """How many go of `count` events of one tenant that begin at this place, without a gap."""
+        """How many to trim of `count` consecutive events of one tenant, the first at this place."""
         excess = self.pending.get(tenant)
         if excess is None:
             return 0

@@ -26,12 +26,12 @@ SOON_MS = 50
 MAX_BATCH = 1000
 """The most jobs that one statement leases."""
 LOCKED_MS = 200
-"""When a lane is read again whose visible jobs another transaction has locked: it may take none of them.
+"""How long to wait before reading a lane again whose visible jobs another transaction has locked.
 
 A claim in turns is such a transaction: until its commit it locks all jobs that it has read, and others skip them.
 """
 HELD_MS = int(1000 * FULL_SCAN_S) + SOON_MS
-"""The same for expired leases: with the next read of all of them."""
+"""How long to wait for expired leases that another transaction has locked: until the next scan of all leases."""
 
 Reap = Callable[[int, float], Awaitable[Any]]
 

@@ -32,7 +32,8 @@ async def set_tenant(shards: Shards, tenant: str, settings: TenantSettings) -> N
     max_waiting = False if settings.max_waiting is None else settings.max_waiting
     budgets = {name: value for name, value in asdict(settings.budgets or Budgets()).items() if value is not None}
     request = encode(("set", tenant, field, cost, weight, max_waiting, budgets))
-    # A new quota needs the number of the tenant's waiting jobs, which is counted some queues at a time.
+    # The first call stores the settings. A new quota also needs the number of the tenant's waiting jobs: each further
+    # call counts some of its queues, until the script says that all are counted.
     while not await shards.run("settings", shards.of(tenant), request):
         request = encode(("count", tenant))
 

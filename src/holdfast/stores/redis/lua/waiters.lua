@@ -7,7 +7,6 @@
 -- a message may be lost.
 
 -- The waiter tables of a worker for these queues.
-
 local function waiter_tables(tenant, queues)
   local tables = {}
   for n, queue in ipairs(queues) do
@@ -32,7 +31,7 @@ end
 local function end_registration(channel, tables, number, room, received)
   local raw
   for _, table_key in ipairs(tables) do
-    raw = raw or call('HGET', table_key, channel) -- It may be in some alone: see `find_waiter`.
+    raw = raw or call('HGET', table_key, channel) -- `single_enqueue.lua` may have removed it from some of the tables.
   end
   if not raw then
     return max(0, room - received) -- The room is used up.
@@ -56,7 +55,6 @@ end
 local MIN_TABLE_MS = 600000 -- A table that is no longer used expires after ten minutes or more.
 
 -- Register a worker. Checks two other registrations as well, so that those of dead workers do not accumulate.
-
 local function register_waiter(channel, tables, registration, lasts_ms)
   for _, table_key in ipairs(tables) do
     local some = call('HRANDFIELD', table_key, 2, 'WITHVALUES')

@@ -2,14 +2,14 @@
 --
 -- The claimer keeps the turns (turns.py). For each lane it sends its queue, counted from 0 (p_qs); its place among the tenants
 -- (p_ties); its virtual time (p_times) and whether it takes part in the turns already (p_in); how many jobs to look for (p_ks);
--- and for each of ten priorities the low-water mark: jobs visible before that are taken, and their dead index entries
--- are not walked over again.
+-- and for each of ten priorities the low-water mark: all jobs visible before it were taken earlier, and the scan
+-- skips their dead index entries.
 --
 -- The r-th job of a lane has its turn at time + r * cost. Jobs with the least (time, tie) come first, as if turns were
 -- dealt one by one. The claim stops where this order is no longer certain: where a lane found all k jobs that it looked for
 -- (it may have more), or where the first lane begins that was not named (p_bounds). Newcomers enter at the time of the
--- first lane in the turns that has work. p_floors has the time to enter at if there is none, NULL if not all of these
--- lanes are named.
+-- first lane in the turns that has work. If no such lane has work, they enter at p_floors. It is NULL while the
+-- claimer has not named all lanes that are in the turns.
 --
 -- Every job that is read stays locked until the commit, also if it is not taken. Another claim skips it meanwhile, and
 -- learns that it should look again.
