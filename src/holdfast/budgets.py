@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -23,6 +23,8 @@ from holdfast.core.job import TERMINAL, Job, JobKey, JobState, NewJob
 from holdfast.core.names import FLOWS, OPERATOR, RESERVED, SCHEDULES
 from holdfast.opening import CommonOptions
 from holdfast.store import EnqueueAnswer, ListQuery, Page, QueueStats, ReplayAnswer, Store, TenantSettings
+
+T = TypeVar("T")
 
 REFRESH_S = 10.0
 """How often to read what an active tenant keeps."""
@@ -230,8 +232,7 @@ class BudgetEnforcer:
 
     async def _admit_known(self, items: Sequence[NewJob], refused: dict[int, QuotaExceeded]) -> None:
         """Take back the refusals of ids and keys that exist: they need no new record. [ENQ-2, ENQ-3]"""
-        # The first item with a key makes the later ones in the same batch its duplicates.
-        coming = {scope for n, item in enumerate(items) if n not in refused and (scope := _key_scope(item))}
+        coming = await self._keys_to_come(items, refused)
         for places in _parts(list(refused)):
             keyed = [n for n in places if items[n].envelope.idempotency is not None]
             found = await self._store.key_holders([items[n] for n in keyed]) if keyed else ()
@@ -246,6 +247,21 @@ class BudgetEnforcer:
                         del refused[n]
                     else:
                         refused[n] = refusal
+
+    async def _keys_to_come(self, items: Sequence[NewJob], refused: Collection[int]) -> set[tuple[str, ...]]:
+        """The keys that admitted items of this batch take: later items with such a key are their duplicates. [ENQ-3]
+
+        An item whose id exists takes no key, so the item behind it would become a job that was never counted.
+        """
+        wanted = {_key_scope(items[n]) for n in refused}
+        first = [item for n, item in enumerate(items) if n not in refused and _key_scope(item) in wanted - {None}]
+        coming: set[tuple[str, ...]] = set()
+        for part in _parts(first):
+            for item, job in zip(part, await self._store.get([item.key for item in part]), strict=True):
+                scope = _key_scope(item)
+                if scope is not None and (job is None or job.state is JobState.CANCELED):
+                    coming.add(scope)
+        return coming
 
     def _refusal_of_new_life(self, job: Job, item: NewJob) -> QuotaExceeded | None:
         """The refusal if `item` makes a fresh job from an ended one and its payload has no room. [ENQ-2]"""
@@ -378,8 +394,8 @@ def _key_scope(item: NewJob) -> tuple[str, str, str, str] | None:
     return None if idempotency is None else (*item.key[:2], item.envelope.type, idempotency.key)
 
 
-def _parts(places: Sequence[int]) -> Iterable[Sequence[int]]:
-    return (places[start : start + IDS_PER_READ] for start in range(0, len(places), IDS_PER_READ))
+def _parts(items: Sequence[T]) -> Iterable[Sequence[T]]:
+    return (items[start : start + IDS_PER_READ] for start in range(0, len(items), IDS_PER_READ))
 
 
 async def _count_unfinished(store: CountedStore | Store, tenant: str, queue: str) -> int:

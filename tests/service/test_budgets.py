@@ -249,6 +249,24 @@ async def test_a_token_over_its_rate_still_ends_its_leases():
         assert done["status"] == "completed"
 
 
+async def test_a_token_without_the_scope_is_not_exempt_from_the_rates():
+    """[TENANT-5] Else it could use up its tenant's rate with requests that are refused anyway."""
+    async with serving("memory:scope-rates", rate=0.001) as service:
+        reader = await service.client("acme", ("read",))
+        codes = [(await reader.post("/v1/leases:extend", json={"leases": []})).status_code for _ in range(3)]
+        assert codes == [403, 429, 429]
+
+
+async def test_requests_that_are_never_refused_make_a_debt_of_ten_seconds_at_most():
+    now = [0.0]
+    rates = limits.TenantRates("requests_per_s", "requests", lambda _: 1000, lambda: now[0])
+    for _ in range(60_000):
+        rates.take("acme", max_debt_s=limits.DEBT_S)
+    assert rates.is_exhausted("acme")
+    now[0] = limits.DEBT_S
+    assert not rates.is_exhausted("acme")
+
+
 def _request(tenant):
     return ClaimRequest(tenant, ("default",), 1, 30_000, "w", 0.0)
 

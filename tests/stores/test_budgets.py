@@ -8,6 +8,8 @@ import pytest
 from holdfast import Queue, budgets
 from holdfast.core.budgets import Budgets
 from holdfast.core.errors import QuotaExceeded, StoreBusy
+from holdfast.core.job import Duplicate, Envelope, IdempotencyKey, JobKey, NewJob, Queued
+from holdfast.opening import open_store
 from holdfast.testing.servers import ValkeyServer
 from tests.eventually import eventually
 
@@ -127,3 +129,23 @@ def test_the_defaults_are_options_of_the_store(tmp_path):
             await queue.enqueue({})
 
     asyncio.run(look())
+
+
+async def test_a_key_that_an_existing_id_does_not_take_admits_no_other_job():
+    """[TENANT-5, ENQ-3] The item before it has the same key, but its id exists: it binds nothing."""
+    store = await open_store("memory:keys-to-come?max_bytes=2000")
+    try:
+        await store.enqueue([NewJob(JobKey("acme", "mail", "e1"), Envelope("send", b"1", request_id="r0"))])
+        await store.usage("acme")
+        key = IdempotencyKey("k1")
+        small = NewJob(JobKey("acme", "mail", "e1"), Envelope("send", b"1", request_id="r1", idempotency=key))
+        large = NewJob(JobKey("acme", "mail", "n1"), Envelope("send", b"1" * 200_000, request_id="r2", idempotency=key))
+        first, second = await store.enqueue([small, large])
+        assert isinstance(first, Duplicate)
+        assert isinstance(second, QuotaExceeded)
+        fresh = NewJob(JobKey("acme", "mail", "n2"), Envelope("send", b"1", request_id="r3", idempotency=key))
+        first, second = await store.enqueue([fresh, large])
+        assert isinstance(first, Queued)
+        assert isinstance(second, Duplicate)
+    finally:
+        await store.close()

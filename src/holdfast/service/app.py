@@ -29,6 +29,7 @@ from holdfast.service.call import (
     send_reply,
 )
 from holdfast.service.errors import AT_ONCE, Refusal, problem
+from holdfast.service.limits import DEBT_S
 from holdfast.service.middleware import Middleware
 from holdfast.service.routes import events, flows, health, jobs, queues, schedules, work
 from holdfast.service.shares import Hold
@@ -152,14 +153,15 @@ class _Endpoint:
             if not context.revoked.is_fresh():
                 await context.revoked.renew()
             context.revoked.refuse(caller)
-            if not route.is_never_refused:
+            # A token without the scope gets no exemption from the rates.
+            if not route.is_never_refused or (route.scope and route.scope not in caller.scopes):
                 context.token_rates.check(caller.digest)
                 context.requests.check(caller.tenant)
-            elif context.requests.is_exhausted(caller.tenant):
+            elif context.requests.is_exhausted(caller.tenant) or context.token_rates.is_exhausted(caller.digest):
                 # One per turn of the event loop, so that other tenants' requests come in between. [TENANT-4]
                 await context.turns.take(TURN, caller.tenant)
             context.token_rates.take(caller.digest)
-            context.requests.take(caller.tenant)
+            context.requests.take(caller.tenant, max_debt_s=DEBT_S)
             if route.scope:
                 caller.need(route.scope)
 

@@ -15,6 +15,8 @@ K = TypeVar("K", bound=Hashable)
 
 BURST_S = 2.0
 """A bucket holds as much as its rate gives in this time."""
+DEBT_S = 10.0
+"""Requests that are never refused make a key wait for at most this time."""
 MAX_KEYS = 10_000
 _V6_NETWORK = 64
 """The prefix of an IPv6 network that one customer gets: one host may use all addresses in it."""
@@ -34,11 +36,14 @@ class _Buckets(Generic[K]):
         level = self._level(key, rate)
         return math.ceil((1.0 - level) / rate) if level < 1.0 else 0
 
-    def take(self, key: K, rate: float, amount: int = 1) -> None:
-        """Take `amount`. The level may become negative: the key then waits until it is positive again."""
+    def take(self, key: K, rate: float, amount: int = 1, *, max_debt_s: float = math.inf) -> None:
+        """Take `amount`. The level may become negative: the key then waits until it is positive again.
+
+        `max_debt_s` bounds that wait, for requests that are never refused: they must not lock a key out.
+        """
         if rate <= 0:
             return
-        level = self._level(key, rate) - amount
+        level = max(self._level(key, rate) - amount, min(0.0, 1.0 - rate * max_debt_s))
         self._levels.pop(key, None)
         if len(self._levels) >= MAX_KEYS:
             # The least recently used one has a full bucket, or nearly.
@@ -65,9 +70,13 @@ class TokenRates:
         if wait_s:
             raise _limited(f"this token may make {self._rate:g} requests per second", wait_s)
 
+    def is_exhausted(self, digest: bytes) -> bool:
+        """Whether there is no room for one request."""
+        return self._buckets.wait_s(digest, self._rate) > 0
+
     def take(self, digest: bytes) -> None:
         """Count one request."""
-        self._buckets.take(digest, self._rate)
+        self._buckets.take(digest, self._rate, max_debt_s=DEBT_S)
 
 
 class TenantRates:
@@ -94,9 +103,9 @@ class TenantRates:
             detail = f"{self._budget}: this tenant may make {rate} {self._thing} per second in each process"
             raise _limited(detail, wait_s, self._budget)
 
-    def take(self, tenant: str, amount: int = 1) -> None:
+    def take(self, tenant: str, amount: int = 1, *, max_debt_s: float = math.inf) -> None:
         """Count `amount`."""
-        self._buckets.take(tenant, self.rate_of(tenant), amount)
+        self._buckets.take(tenant, self.rate_of(tenant), amount, max_debt_s=max_debt_s)
 
 
 class BadTokens:

@@ -28,13 +28,15 @@ Slices = Generator[None]
 
 _SPACE = rb"[ \t\n\r]*+"
 # First the parts that need no check: numbers with few digits, words, and strings that are not keys and have no escapes.
+# No group is possessive: Python 3.11.2 then takes keys for such strings. Nothing is lost by it, since what follows the
+# repeated group may be empty, so that it is never backtracked into.
 _NEXT = re.compile(
-    rb"(?:[ \t\n\r,:.+-]{1,64}+|\d{1,18}+(?:[eE][+-]?+\d{1,2}+)?+(?![\deE])|true|false|null|"
-    rb'"[^"\\]{0,4096}+"(?!' + _SPACE + rb":)){0,4096}+"
+    rb"(?:[ \t\n\r,:.+-]{1,64}+|\d{1,18}+(?:[eE][+-]?+\d{1,2}+)?(?![\deE])|true|false|null|"
+    rb'"[^"\\]{0,4096}+"(?!' + _SPACE + rb":)){0,4096}"
     rb'(?:([\[{])|([\]}])|"([^"\\]{0,4096}+)"' + _SPACE + rb':|(")|(\d[\d.eE+-]*+))?'
 )
 _OPEN, _CLOSE, _KEY, _STRING, _NUMBER = range(1, 6)
-_PIECE = re.compile(rb'(?:[^"\\]{1,64}+|\\.){1,512}+', re.DOTALL)
+_PIECE = re.compile(rb'(?:[^"\\]{1,64}+|\\.){1,512}', re.DOTALL)
 _COLON = re.compile(_SPACE + rb":")
 _INTEGER_PART = re.compile(rb"-?\d{0,18}\.?\Z")
 _LONGEST_NUMBER = 1000

@@ -118,6 +118,8 @@ class Runner:
             if active.until > now:
                 self._start(active)
             else:
+                # The heartbeat may report the same lease as lost: this reason makes it skip the job.
+                active.interruption = "stalled"
                 self._answers.answered([active], [None])
 
     def _free_slot(self, active: ActiveJob) -> None:
