@@ -24,8 +24,6 @@ MAX_UNCOUNTED = 1000
 """A read of counts that finds more changes than this not counted yet counts some of them for the next one."""
 SCAN_LIMIT = 10_000
 """How many jobs of all queues of a page are read to tell due from later ones, on either side."""
-MIN_SCAN = 1000
-"""The least of these jobs that are read for each queue."""
 EXPIRED_LIMIT = 1000
 """How many finished jobs past their retention are taken off a count, of those that wait to be pruned."""
 PAUSED = 10_000
@@ -100,7 +98,7 @@ async def count_jobs(
     if not queues:
         return []
     lanes = [row["lane"] for row in queues]
-    found = await client.rows("count_jobs", lanes, max(MIN_SCAN, SCAN_LIMIT // len(lanes)), EXPIRED_LIMIT, repeat=True)
+    found = await client.rows("count_jobs", lanes, SCAN_LIMIT // len(lanes), EXPIRED_LIMIT, repeat=True)
     if found[0]["uncounted"] > MAX_UNCOUNTED:
         end = (await log_reads.ends(client, cache)).end
         await client.value("count_step", *end[:3], COUNT_ROWS, False, repeat=True)
