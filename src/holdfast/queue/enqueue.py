@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Literal, cast
 
@@ -31,7 +31,7 @@ _EncodedJobs = list[tuple[Message[Any], NewJob | HoldfastError]]
 """Each message with its job, or with the reason why it has none."""
 
 _NO_MESSAGE = Message.raw(None)
-"""In place of an item that is not a message."""
+"""In place of an item that is not a message, and of a flow."""
 
 
 class Producer:
@@ -43,11 +43,14 @@ class Producer:
         self.on_message: Callable[[Message[Any]], None] | None = None
         """Called with every message before it is encoded."""
 
-    async def enqueue(self, message: Any, connection: Any, options: EnqueueOptions) -> Ticket[Any]:
-        """Enqueue one message. Concurrent calls share a round trip."""
-        item = as_message(message)
-        new = self.new_job(item, options_of(item, options), tracing.inject())
-        ticket = self._ticket(new.key, item, await self._send(new, connection))
+    async def send(self, new: NewJob, message: Message[Any], connection: Any) -> Ticket[Any]:
+        """Enqueue one job: in the caller's transaction, or in a round trip that concurrent calls share."""
+        self._connection.check_open()
+        if connection is None:
+            answer = await self._connection.enqueues.one(new)
+        else:
+            (answer,) = await self._connection.enqueue_batch([new], connection)
+        ticket = self._ticket(new.key, message, answer)
         if ticket.error is not None:
             raise ticket.error
         if ticket.status == "completed":
@@ -111,7 +114,7 @@ class Producer:
         item = as_message(message)
         new = self.new_job(item, options_of(item, options), tracing.inject())
         with self._connection.waits.watch(new.key, new.envelope.request_id) as watch:
-            ticket = self._ticket(new.key, item, await self._send(new, connection))
+            ticket = await self.send(new, item, connection)
             if ticket.status == "queued":
                 watch.enqueued()
                 left = None if end is None else max(0.0, end - clock())
@@ -124,10 +127,7 @@ class Producer:
         jobs = [self.new_job(step.message, step.options, headers) for step in flow.steps]
         new = flow.job(self._connection.tenant, jobs, headers)
         check_envelope(new.envelope, self._connection.ceiling_ms)
-        ticket = self._ticket(new.key, untyped(None), await self._send(new, connection))
-        if ticket.error is not None:
-            raise ticket.error
-        return ticket
+        return await self.send(new, _NO_MESSAGE, connection)
 
     def new_job(self, message: Message[Any], options: Resolved, headers: dict[str, str] | None) -> NewJob:
         """Encode a message. Raises InvalidOption, InvalidPayload or PayloadTooLarge."""
@@ -155,13 +155,6 @@ class Producer:
         if connection.ceiling_ms:
             check_envelope(envelope, connection.ceiling_ms)
         return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
-
-    def _send(self, new: NewJob, connection: Any) -> Awaitable[EnqueueAnswer]:
-        self._connection.check_open()
-        return self._connection.enqueues.one(new) if connection is None else self._join(new, connection)
-
-    async def _join(self, new: NewJob, connection: Any) -> EnqueueAnswer:
-        return (await self._connection.enqueue_batch([new], connection))[0]
 
     def _encode(self, part: list[Any], options: EnqueueOptions, common: Resolved) -> _EncodedJobs:
         headers = tracing.inject()

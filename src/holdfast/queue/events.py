@@ -42,11 +42,6 @@ async def follow(connection: Connection, after: str | None, *, forever: bool) ->
             stop()
 
 
-async def last_offset(connection: Connection) -> str:
-    """The end of the log now."""
-    return await connection.counted("last_offset", connection.live.last_offset())
-
-
 async def set_reader(connection: Connection, name: str, offset: str) -> None:
     """Register a reader, or move it forward."""
     check_text("offset", offset)

@@ -26,6 +26,7 @@ from holdfast.queue.ticket import Ticket
 from holdfast.schedules.schedules import check_plain, scheduling
 from holdfast.schedules.ticks import check_name, timing
 from holdfast.store import Capabilities, ListQuery, Reader, Store, TenantSettings
+from holdfast.telemetry import tracing
 
 R = TypeVar("R")
 
@@ -117,7 +118,9 @@ class Queue:
         transaction where the store can. Raises InvalidName, InvalidOption, InvalidPayload, PayloadTooLarge or
         QuotaExceeded; then nothing was enqueued.
         """
-        return await self._producer.enqueue(message, connection, options)
+        item = as_message(message)
+        new = self._producer.new_job(item, options_of(item, options), tracing.inject())
+        return await self._producer.send(new, item, connection)
 
     @overload
     async def enqueue_many(
@@ -381,7 +384,7 @@ class Queue:
 
     async def last_offset(self) -> str:
         """The end of the log now. `events(after=...)` from here shows only new events."""
-        return await events.last_offset(self._connection)
+        return await self._connection.counted("last_offset", self._connection.live.last_offset())
 
     async def register_reader(self, name: str, after: str | None = None) -> str:
         """Register a reader that trimming waits for, at `after` or at the end of the log. Returns that offset."""
