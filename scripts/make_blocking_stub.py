@@ -19,7 +19,7 @@ STUBS: dict[str, Sources] = {
     "blocking": {
         "Queue": [("queue/queue", "Queue")],
         "Ticket": [("queue/ticket", "Ticket")],
-        "JobContext": [("jobs/context", "JobContext")],
+        "JobContext": [("jobs/context", "JobContext"), ("jobs/fields", "JobFields")],
     },
     "testing/blocking": {"InlineQueue": [("testing/inline", "InlineQueue")]},
 }

@@ -9,12 +9,15 @@ import re
 import sys
 from collections.abc import Iterator
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 RULE = re.compile(r"\s*\[[A-Z]+-\d[^\]]*\]")
 """The tags of rules, which mean something beside the code."""
+PROPERTIES = (property, cached_property)
+MEMBERS = (*PROPERTIES, classmethod, staticmethod)
 SUBJECTS = {
     "Define jobs": ["job", "JobDefinition", "Message", "RetryPolicy", "current_job", "Permanent", "RetryLater"],
     "Enqueue, look up, act": [
@@ -88,11 +91,11 @@ def members(thing: type) -> Iterator[str]:
         for owner in reversed(thing.__mro__)
         if owner.__module__.startswith("holdfast")
         for name, member in vars(owner).items()
-        if not name.startswith("_") and (callable(member) or isinstance(member, (property, classmethod, staticmethod)))
+        if not name.startswith("_") and (callable(member) or isinstance(member, MEMBERS))
     }
     rows = []
     for name, member in sorted(found.items()):
-        if isinstance(member, property):
+        if isinstance(member, PROPERTIES):
             rows.append(f"- **`.{name}`** {doc(member)}".rstrip())
         elif not inspect.isclass(member):
             awaited = "await " if inspect.iscoroutinefunction(member) else ""

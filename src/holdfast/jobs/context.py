@@ -13,6 +13,7 @@ from holdfast.blobs import BlobRef, Blobs, check_owner
 from holdfast.core.errors import InvalidOption
 from holdfast.core.flow import steps_before
 from holdfast.core.job import FLOW_HEADER, Envelope, Job, JobState, Progress
+from holdfast.jobs.fields import JobFields
 from holdfast.jobs.options import EPOCH, EnqueueOptions
 from holdfast.telemetry.logging import Logger, NullLogger, get_logger
 
@@ -107,10 +108,10 @@ class Clients(Protocol):
     def of(self, tenant: str) -> Any: ...
 
 
-class JobContext:
+class JobContext(JobFields):
     """The job a handler is running. Made by the worker; a handler gets it from `current_job()`."""
 
-    __slots__ = ("_blobs", "_clients", "_completer", "_deadline_ms", "_job", "_log", "_on_progress", "canceled")
+    __slots__ = ("_blobs", "_clients", "_completer", "_deadline_ms", "_log", "_on_progress", "canceled")
 
     canceled: CancelFlag
     """Set when the job was canceled, or its handler is to end for another reason. [CANCEL-2]"""
@@ -124,7 +125,7 @@ class JobContext:
         completer: Completer | None = None,
         clients: Clients | None = None,
     ) -> None:
-        self._job = job
+        super().__init__(job)
         self._clients = clients
         self._completer = completer
         self._on_progress = on_progress
@@ -139,30 +140,9 @@ class JobContext:
         return self.canceled
 
     @property
-    def id(self) -> str:
-        return self._job.id
-
-    @property
-    def tenant(self) -> str:
-        return self._job.tenant
-
-    @property
-    def queue(self) -> str:
-        return self._job.queue
-
-    @property
-    def type(self) -> str:
-        """The job type, "" where the catch-all runs a job without one."""
-        return self._job.envelope.type
-
-    @property
     def attempt(self) -> int:
         """Which run this is, from 1. [RETRY-1]"""
         return self._job.attempts
-
-    @property
-    def max_attempts(self) -> int:
-        return self._job.envelope.max_attempts
 
     @property
     def fence(self) -> int:

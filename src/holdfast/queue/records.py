@@ -16,6 +16,7 @@ from holdfast.core.errors import HoldfastError, InvalidOption
 from holdfast.core.events import EventKind
 from holdfast.core.job import CancelStatus, Job, JobState, Progress, Result
 from holdfast.jobs import codec
+from holdfast.jobs.fields import JobFields
 from holdfast.jobs.options import moment
 from holdfast.store import QueueStats, WorkerInfo
 
@@ -30,29 +31,12 @@ class ErrorRecord(Struct, frozen=True):
     at: datetime
 
 
-class JobRecord:
+class JobRecord(JobFields):
     """A job as it was when it was looked up. A snapshot: it does not change by itself."""
 
     def __init__(self, job: Job, blob: bytes | None = None) -> None:
-        self._job = job
+        super().__init__(job)
         self._blob = blob
-
-    @property
-    def id(self) -> str:
-        return self._job.id
-
-    @property
-    def tenant(self) -> str:
-        return self._job.tenant
-
-    @property
-    def queue(self) -> str:
-        return self._job.queue
-
-    @property
-    def type(self) -> str:
-        """The job type; "" for a payload without one."""
-        return self._job.envelope.type
 
     @property
     def state(self) -> JobState:
@@ -62,10 +46,6 @@ class JobRecord:
     def attempts(self) -> int:
         """How many times the job was handed out and not given back. [RETRY-1]"""
         return self._job.attempts
-
-    @property
-    def max_attempts(self) -> int:
-        return self._job.envelope.max_attempts
 
     @property
     def priority(self) -> int:
@@ -101,7 +81,7 @@ class JobRecord:
 
     @property
     def worker_id(self) -> str | None:
-        """Who holds the job, or held it last."""
+        """The worker that holds the job, or held it last."""
         return self._job.worker_id or None
 
     @property
