@@ -13,6 +13,7 @@ from holdfast import store as contract
 from holdfast.core import dedup, fairness, lease, lifecycle, requests
 from holdfast.core import job as answers
 from holdfast.core.budgets import RECORD_BYTES, Usage, weight
+from holdfast.core.explain import standing_of
 from holdfast.core.job import TERMINAL, WAITING, JobKey, JobState, Report
 from holdfast.core.retry import spread
 from holdfast.opening import Options
@@ -199,12 +200,12 @@ class TinyStore(LocalStore):
         times = (at for at in (*due, self._next_deadline()) if at is not None and at > now)
         return answers.Claimed(taken, now, None if len(taken) == request.limit else min(times, default=None))
 
-    def _ready(self, tenant, queue, now):
+    def _ready(self, tenant, queue, now, *, paused=False):
         """The visible jobs of a queue name by tenant; the next one to claim is the last of its list. [CLAIM-2]"""
         ready = defaultdict(list)
         for job in sorted(self._jobs.values(), key=lambda job: (job.envelope.priority, -job.visible_at, -job.seq)):
             visible = job.queue == queue and job.state in WAITING and job.visible_at <= now
-            if visible and tenant in (None, job.tenant) and (job.tenant, queue) not in self._paused:
+            if visible and tenant in (None, job.tenant) and (paused or (job.tenant, queue) not in self._paused):
                 ready[job.tenant].append(job)
         return ready
 
@@ -249,6 +250,20 @@ class TinyStore(LocalStore):
     def get(self, key, now):
         job = self.find(key, now)
         return None if job is None else shown_job(job, now)
+
+    async def standing(self, key):
+        (found,) = await self._standing([key])
+        return found
+
+    @batch
+    def _standing(self, key, now):
+        job = self.find(key, now)
+        if job is not None:
+            ready = self._ready(None, key.queue, now, paused=True)
+            turns = [tenant for tenant in ready if (tenant, key.queue) not in self._paused]
+            paused = (key.tenant, key.queue) in self._paused
+            return standing_of(shown_job(job, now), now, paused=paused, visible=ready[key.tenant], turns=turns)
+        return None
 
     async def list(self, query):
         with self.lock:

@@ -25,9 +25,9 @@ WAIT_S = 5.0
 """A call that waits longer is refused."""
 
 _CALLS = (
-    "enqueue", "claim", "finish", "report", "cancel", "replay", "purge", "set_result_ttl", "get", "list", "stats",
-    "queue_page", "events", "set_reader", "drop_reader", "readers", "pause", "set_tenant", "tenant_settings", "usage",
-    "workers", "worker_page",
+    "enqueue", "claim", "finish", "report", "cancel", "replay", "purge", "set_result_ttl", "get", "list", "standing",
+    "stats", "queue_page", "events", "set_reader", "drop_reader", "readers", "pause", "set_tenant", "tenant_settings",
+    "usage", "workers", "worker_page",
 )  # fmt: skip
 _RENEWALS = ("extend", "beat")
 
