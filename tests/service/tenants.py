@@ -235,6 +235,9 @@ class Tenants:
     async def beat(self, worker, ttl_ms):
         pass
 
+    async def explain(self, key):
+        return await (await self.of(key.tenant)).explain(key)
+
     async def usage(self, tenant):
         return await (await self.of(tenant)).usage(tenant)
 
