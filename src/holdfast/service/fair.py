@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from holdfast.budgets import TenantUsage, usage_of
 from holdfast.core.errors import StoreBusy
+from holdfast.core.job import JobKey
 from holdfast.extensions import Pooled
 from holdfast.store import Store
 
@@ -157,7 +158,7 @@ def _tenant_of(subject: Any) -> str | None:
     """The tenant of a call, by its first argument: a name, an item, or a list of items. None: no tenant's call."""
     if subject is None or isinstance(subject, str):
         return subject
-    if isinstance(subject, list | tuple):
+    if isinstance(subject, list | tuple) and not isinstance(subject, JobKey):
         if not subject:
             return None
         subject = cast("Any", subject[0])
