@@ -47,9 +47,9 @@ from holdfast.service.revoked import Revoked
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.shares import Hold, Shares
 from holdfast.service.tokens import Tokens
-from holdfast.service.turns import CheckTurns
+from holdfast.service.turns import Activity, CheckTurns, PieceTurns
 from holdfast.service.types import TypeCache
-from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, ListQuery, Page, Store
+from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, ListQuery, Page, QueuePage, QueueStats, Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
 
@@ -57,6 +57,8 @@ _log = get_logger(__name__)
 
 MAX_TENANTS = 10_000
 """The most tenants whose Queue is kept."""
+QUEUES_IN_PIECE = 50
+"""Queues that one call to the store counts."""
 
 
 class _Tenant(NamedTuple):
@@ -89,10 +91,12 @@ class ServiceContext:
         self.proofs = Proofs(store)
         self.revoked = Revoked(store)
         self.claimer = Claimer(self.store)
-        self.event_caches = EventCaches(self.store)
+        self.activity = Activity()
+        self.turns = CheckTurns(self.activity)
+        self.pieces = PieceTurns(self.activity)
+        self.event_caches = EventCaches(self.store, self.pieces)
         self.types = TypeCache(self.store)
         self.trail = TrailQueue(store) if settings.audit_queue else None
-        self.turns = CheckTurns()
         limits = settings.limits
         self.memory = Shares(
             "bytes in flight", process=limits.memory, tenant=limits.tenant_memory, address=limits.address_memory
@@ -284,7 +288,7 @@ class ServiceContext:
         jobs: list[Job] = []
         step = steps.next()
         while True:
-            page = await self.store.list(replace(query, limit=step))
+            page = await self.pieces.run(query.tenant, self.store.list, replace(query, limit=step))
             if steps.add(page.jobs):
                 jobs = [*jobs, *page.jobs]
                 # A shorter step means that the store has scanned its maximum.
@@ -298,12 +302,31 @@ class ServiceContext:
             if not step:
                 return replace(page, jobs=jobs, cursor=query.cursor)
 
+    async def queue_page(self, tenant: str, cursor: str | None, limit: int) -> QueuePage:
+        """A page of queues with their counts."""
+        found: list[QueueStats] = []
+        while True:
+            step = min(limit, QUEUES_IN_PIECE)
+            page = await self.pieces.run(tenant, self.store.queue_page, tenant, cursor, step)
+            found += page.queues
+            limit, cursor = limit - step, page.cursor
+            if cursor is None or not limit:
+                return QueuePage(found, cursor)
+
+    async def queue_stats(self, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
+        """The counts of these queues."""
+        found: list[QueueStats] = []
+        for start in range(0, len(queues), QUEUES_IN_PIECE):
+            some = queues[start : start + QUEUES_IN_PIECE]
+            found += await self.pieces.run(tenant, self.store.stats, tenant, some)
+        return found
+
     async def ids(self, query: ListQuery) -> tuple[list[str], bool]:
         """The ids of jobs, and whether there are more."""
         ids: list[str] = []
         while True:
             step = min(query.limit - len(ids), ANSWER_BYTES // MAX_BYTES["page"])
-            page = await self.store.list(replace(query, limit=step))
+            page = await self.pieces.run(query.tenant, self.store.list, replace(query, limit=step))
             ids += [job.id for job in page.jobs]
             if page.cursor is None or len(ids) >= query.limit:
                 return ids, page.cursor is not None
