@@ -3,7 +3,7 @@
 The copy has the job's id, its visible time and its envelope, except for:
 
     max_attempts    the attempts that are left, so that the job runs as often as promised [RETRY-1]
-    backoff         continues: the next delay is the one that would have been next [RETRY-3]
+    backoff         continues: the first delay of the copy is the next one of the job [RETRY-3]
     request_id      derived from the job's and the move's: it marks the copies of this move, and a job that moves back
                     is not mistaken for the one that was there before [ENQ-8]
     run_at          converted to the target's clock if that differs (a schedule's tick is absolute and stays)
