@@ -128,7 +128,7 @@ class FileInbox:
             self._engine.inboxes.pop(self.name, None)
 
     def forked(self) -> None:
-        """In the child of a fork."""
+        """In the child of a fork: close the descriptor of the FIFO."""
         self._fifo.forked()
 
     def receive_soon(self, handoff: HandOff) -> None:

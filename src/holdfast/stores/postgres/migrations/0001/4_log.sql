@@ -119,7 +119,7 @@ BEGIN
         RETURN v_base + v_xmin;
     END IF;
     BEGIN
-        PERFORM pg_stat_clear_snapshot();  -- Without this, a transaction sees its earlier reading again.
+        PERFORM pg_stat_clear_snapshot();  -- Without this, a transaction reads the statistics of its first read again.
         SELECT array_agg(pid) INTO v_pids FROM pg_stat_get_activity(NULL)
         WHERE datid <> (SELECT oid FROM pg_database WHERE datname = current_database());
         SELECT array_agg(x) INTO v_foreign FROM (
