@@ -42,7 +42,7 @@ class CopyMapping(Struct, frozen=True):
 def copy_of(job: Job, now: int, mapping: CopyMapping) -> NewJob:
     """The enqueue that makes a copy of a waiting job; `now` is the clock of the store that has it."""
     envelope = replace(job.envelope, request_id=request_id(job, mapping), idempotency=_key(job, now))
-    # Attempts of schedules and flows count crashed processes, and start anew in another store.
+    # Attempts of schedules and flows count crashed processes: their copies get all attempts again.
     if job.attempts and not job.queue.startswith(RESERVED):
         left = max(1, envelope.max_attempts - job.attempts)
         envelope = replace(envelope, max_attempts=left, backoff=_rest(envelope.backoff, job.attempts))
@@ -111,7 +111,7 @@ def _due(new: NewJob, found: Job) -> int | None:
     if found.token or found.envelope.request_id != new.envelope.request_id:
         return new.run_at  # It was claimed since, or another program enqueued it with its own time.
     if new.key.queue == SCHEDULES:
-        return new.run_at  # Each copy decides it anew: see `steps.renewed`.
+        return new.run_at  # Each copy computes it again: see `steps.renewed`.
     # A job that was due when it was enqueued is visible from its enqueue on.
     return new.run_at if found.visible_at == max(found.enqueued_at, new.run_at or 0) else found.visible_at
 
