@@ -244,7 +244,7 @@ def _timeouts(client: PostgresClient, server: Row) -> list[Finding]:
     role = quoted(server["role"])
     found: list[Finding] = []
     if 0 < server["statement_ms"] < STATEMENT_MS:
-        text = f"statement_timeout is {server['statement_ms']}  ms for this role: under load it ends our calls"
+        text = f"statement_timeout is {server['statement_ms']} ms for this role: under load it ends our calls"
         cure = f"ALTER ROLE {role} SET statement_timeout = 0; timeout_s ({client.address.timeout_s} s) bounds calls"
         found.append(Finding("warn", "timeouts", text, cure))
     missing = [
