@@ -15,7 +15,7 @@ from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.migrate import MovePlan, forget, move, move_log, preview, steps
 from holdfast.opening import open_store
 from holdfast.store import TenantSettings
-from holdfast.stores.file import FileStore
+from holdfast.stores.file.store import FileStore
 from holdfast.testing.servers import ValkeyServer
 from tests.eventually import eventually
 from tests.migrate.filling import HOUR, TENANT, both, names, new, run_all, waiting
