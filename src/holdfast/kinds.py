@@ -1,6 +1,6 @@
 """What a store declares of itself: where its data is, what it needs, how its offsets are built.
 
-A declaration stands beside the opener that an entry point names, in a module that loads without the store's driver:
+A declaration is beside the opener that an entry point names, in a module that loads without the store's driver:
 
     @store_kind(install="holdfast-tiny[driver]", space_option="prefix")
     def open_tiny(url: StoreUrl) -> TinyStore:
