@@ -28,10 +28,9 @@ STORE, VALKEY, TENANT = "file:.holdfast", "valkey", "dev"
 LIFETIME_S = 7 * 86400.0
 SAMPLES = "holdfast.cli.samples"
 
-_PAGES = "Dashboard: {url}/dashboard\n\n"
 _GREETING = """\
 Holdfast serves {url} on {store}, with a worker for tenant {tenant}. Ctrl-C stops it.
-This token is valid for 7 days while the service runs. Enqueue a job, and get its result:
+{pages}This token is valid for 7 days while the service runs. Enqueue a job, and get its result:
 
 export HOLDFAST_TOKEN={token}
 curl -s {url}/v1/jobs -H "Authorization: Bearer $HOLDFAST_TOKEN" -H 'Content-Type: application/json' \
@@ -94,9 +93,9 @@ def dev(
         configure_lines("holdfast.audit", *(["holdfast.access"] if access_log else []))
 
         def greet() -> None:
-            shown = _PAGES.format(url=address(sock)) if dashboard else ""
-            place = {"url": address(sock), "store": shown_url(url), "tenant": whose, "token": token}
-            say(shown + _GREETING.format(**place), lines=True)
+            url_of_pages = f"The dashboard: {address(sock)}/dashboard\n" if dashboard else ""
+            place = {"url": address(sock), "store": shown_url(url), "tenant": whose, "pages": url_of_pages}
+            say(_GREETING.format(**place, token=token), lines=True)
 
         # The worker does the maintenance.
         settings = ServiceSettings(store=url, tokens=tokens, access_log=access_log, upkeep=False)

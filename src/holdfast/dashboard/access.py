@@ -1,4 +1,4 @@
-"""Who looks: everybody on this machine, or the holder of a token.
+"""Who looks: any user of this machine, or the holder of a token.
 
 Another way to log in, such as OIDC, ends like `ByToken.log_in`: it makes a `Viewer` and calls `Sessions.start`.
 """
@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from holdfast.core.errors import StoreError
 from holdfast.dashboard.sessions import Sessions
-from holdfast.dashboard.view import EVERYTHING, Refused, Viewer
+from holdfast.dashboard.view import EVERYTHING, NotShown, Viewer
 from holdfast.service.errors import Refusal
 from holdfast.service.keys import Keys
 from holdfast.service.listening import is_loopback
@@ -32,7 +32,7 @@ class Access(Protocol):
 
     @property
     def has_login(self) -> bool:
-        """Whether somebody who is not known can log in."""
+        """Whether there is a login."""
         ...
 
     async def open(self) -> None:
@@ -44,7 +44,7 @@ class Access(Protocol):
         ...
 
     async def viewer(self, request: Request) -> Viewer | None:
-        """Who sends a request; None: somebody who must log in. Raises Refused."""
+        """Who sends a request; None: they must log in first. Raises NotShown."""
         ...
 
     async def holds(self, viewer: Viewer) -> bool:
@@ -53,7 +53,7 @@ class Access(Protocol):
 
 
 class OnLoopback:
-    """Everybody on this machine, without a login. Requests from elsewhere are refused.
+    """Any user of this machine, without a login. Requests from elsewhere are refused.
 
     The name in the header Host must be one of this machine: a foreign page whose name resolves to this machine (DNS
     rebinding) sends its own name.
@@ -72,10 +72,10 @@ class OnLoopback:
 
     async def viewer(self, request: Request) -> Viewer | None:
         if not is_loopback(_host_of(request.headers.get("host", ""))):
-            raise Refused(403, "This dashboard answers to localhost alone.")
+            raise NotShown(403, "This dashboard answers to localhost alone.")
         client = request.client
         if client is None or not is_loopback(client.host) or any(name in request.headers for name in _FORWARDED):
-            raise Refused(403, "This dashboard is for this machine alone. Behind a proxy, use tokens.")
+            raise NotShown(403, "This dashboard is for this machine alone. Behind a proxy, use tokens.")
         return Viewer("local", None, EVERYTHING)
 
     async def holds(self, viewer: Viewer) -> bool:

@@ -21,12 +21,12 @@ from holdfast.blobs import Blobs
 from holdfast.core.errors import HoldfastError, StoreError
 from holdfast.dashboard.access import Access, ByToken, cookie_name
 from holdfast.dashboard.guard import Guard, check_origin, form_of
-from holdfast.dashboard.live import Hub, Rendered
-from holdfast.dashboard.page import Action, Form, Page
+from holdfast.dashboard.live import LivePages, Rendered
+from holdfast.dashboard.page import Action, Form, WebPage
 from holdfast.dashboard.pages import PAGES
 from holdfast.dashboard.rendering import STATIC, Templates, static_file
 from holdfast.dashboard.source import Source
-from holdfast.dashboard.view import Refused, View, Viewer, tenant_of
+from holdfast.dashboard.view import NotShown, View, Viewer, tenant_of
 from holdfast.extensions import SingleTenant
 from holdfast.service.errors import STATUS, Refusal, code_of, detail_of
 from holdfast.store import Store
@@ -64,7 +64,7 @@ class Dashboard:
         url: str = "",
         trail: Callable[[dict[str, Any]], None] | None = None,
         note: Callable[[Request, Viewer], None] | None = None,
-        pages: Iterable[Page] = PAGES,
+        pages: Iterable[WebPage] = PAGES,
         stream_s: float = STREAM_S,
     ) -> None:
         self.access = access
@@ -73,7 +73,7 @@ class Dashboard:
         self._trail, self._note = trail, note
         self._stream_s = stream_s
         self._templates = Templates()
-        self.hub = Hub(store, self._fragment)
+        self.live = LivePages(store, self._fragment)
         self._opening = asyncio.Lock()
         self._is_open = False
         routes = [Route(page.path, self._endpoint(self._page, page)) for page in self.pages.values()]
@@ -111,7 +111,7 @@ class Dashboard:
 
     def stop(self) -> None:
         """End the streams, so that a server can stop."""
-        self.hub.stop()
+        self.live.stop()
 
     async def close(self) -> None:
         """Release what is held. The owner of the store closes it."""
@@ -139,7 +139,7 @@ class Dashboard:
                 return await handle(request, *known)
             except LoginNeeded:
                 return self._to_login(request)
-            except Refused as refused:
+            except NotShown as refused:
                 return self._error(request, refused.status, str(refused))
             except HoldfastError as error:
                 if isinstance(error, StoreError):
@@ -162,33 +162,33 @@ class Dashboard:
             self._note(request, viewer)
         return viewer
 
-    async def _view(self, request: Request, page: Page, path: str = "") -> View:
-        """The request for a page. Raises Refused if the viewer may not see it."""
+    async def _view(self, request: Request, page: WebPage, path: str = "") -> View:
+        """The request for a page. Raises NotShown if the viewer may not see it."""
         viewer = await self._viewer(request)
         query = {name: text for name, text in request.query_params.items() if name not in _OURS and text}
         tenant = tenant_of(viewer, request.query_params.get("tenant", ""))
         if page.of_tenant:
             tenant = tenant or await self._source.only_tenant()
             if not tenant:
-                raise _Elsewhere(f"{_base(request)}/tenants")
+                raise _NoTenant(f"{_base(request)}/tenants")
         elif not viewer.is_operator:
-            raise Refused(404, "There is no such page.")
+            raise NotShown(404, "There is no such page.")
         if not viewer.may(page.scope):
-            raise Refused(403, f"Your token needs the scope {page.scope} to see this.")
+            raise NotShown(403, f"Your token needs the scope {page.scope} to see this.")
         return View(self._source, viewer, path or page.path, query, base=_base(request), tenant=tenant)
 
     # Pages -------------------------------------------------------------------------------------------------
 
-    async def _page(self, request: Request, page: Page) -> Response:
+    async def _page(self, request: Request, page: WebPage) -> Response:
         try:
             view = await self._view(request, page)
-        except _Elsewhere as elsewhere:
+        except _NoTenant as elsewhere:
             return RedirectResponse(elsewhere.to, 303)
         wanted = request.query_params.get("fragment")
         if wanted is not None:
             if wanted not in page.fragments:
-                raise Refused(404, "There is no such part of this page.")
-            rendered = await self.hub.fragment(page, wanted, view)
+                raise NotShown(404, "There is no such part of this page.")
+            rendered = await self.live.fragment(page, wanted, view)
             return HTMLResponse(rendered.html, headers={"x-fragment-tag": rendered.tag})
         model = await page.read(view)
         fragments = {name: await self._fragment(page, name, view) for name in page.fragments}
@@ -201,20 +201,20 @@ class Dashboard:
             response.delete_cookie(FLASH, path=_base(request) or "/")
         return response
 
-    async def _fragment(self, page: Page, name: str, view: View) -> Rendered:
+    async def _fragment(self, page: WebPage, name: str, view: View) -> Rendered:
         model = await page.fragments[name].read(view)
         return self._templates.block(page.template, name, {"view": view, "page": page, **model})
 
     async def _live(self, request: Request) -> Response:
         page = self.pages.get(request.query_params.get("page", ""))
         if page is None:
-            raise Refused(404, "There is no such page.")
+            raise NotShown(404, "There is no such page.")
         try:
             view = await self._view(request, page)
-        except _Elsewhere:
-            raise Refused(404, "There is no such page.") from None
-        self.hub.check_room(view.tenant)
-        return _Stream(self.hub.stream(page, view, self.access.holds, self._stream_s))
+        except _NoTenant:
+            raise NotShown(404, "There is no such page.") from None
+        self.live.check_room(view.tenant)
+        return _EventResponse(self.live.stream(page, view, self.access.holds, self._stream_s))
 
     async def _static(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -224,7 +224,7 @@ class Dashboard:
 
     # Actions -----------------------------------------------------------------------------------------------
 
-    async def _act(self, request: Request, page: Page, action: Action) -> Response:
+    async def _act(self, request: Request, page: WebPage, action: Action) -> Response:
         """Check who, from where and with which rights; act; record; show the page again."""
         check_origin(request.headers)
         view = await self._view(request, page, action.path)
@@ -237,17 +237,17 @@ class Dashboard:
             address=client.host if client else "", tenant=view.tenant, **named,
         ) as facts:  # fmt: skip
             if not view.may(action.scope):
-                raise Refused(403, f"Your token needs the scope {action.scope} to do this.")
+                raise NotShown(403, f"Your token needs the scope {action.scope} to do this.")
             done = await action.act(view, form)
             facts.update(done.facts)
-        self.hub.changed(view.tenant)
+        self.live.changed(view.tenant)
         response = RedirectResponse(done.to or _back(request, form, view.url(page.path)), 303)
         self._set_cookie(request, response, FLASH, self.access.sessions.sign("flash", done.says.encode()), FLASH_S)
         return response
 
     def _check_form(self, form: Form, viewer: Viewer | None) -> None:
         if not compare_digest(form.text("form_token").encode(), self.access.sessions.form_token(viewer).encode()):
-            raise Refused(403, "This form is not of your session. Load the page again, then send it once more.")
+            raise NotShown(403, "This form is not of your session. Load the page again, then send it once more.")
 
     # Login -------------------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Dashboard:
     async def _log_in(self, request: Request) -> Response:
         check_origin(request.headers)
         if not isinstance(self.access, ByToken):
-            raise Refused(404, "There is no such page.")
+            raise NotShown(404, "There is no such page.")
         form = Form(await form_of(request))
         self._check_form(form, None)
         try:
@@ -320,10 +320,10 @@ class Dashboard:
 
     async def _not_routed(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        return self._error(request, status, "There is no such page." if status == 404 else "Refused.")  # noqa: PLR2004
+        return self._error(request, status, "There is no such page." if status == 404 else "NotShown.")  # noqa: PLR2004
 
 
-class _Elsewhere(Exception):
+class _NoTenant(Exception):
     """The page is for one tenant, and none is named."""
 
     def __init__(self, to: str) -> None:
@@ -331,7 +331,7 @@ class _Elsewhere(Exception):
         self.to = to
 
 
-class _Stream(StreamingResponse):
+class _EventResponse(StreamingResponse):
     """Server-sent events. However the request ends, the stream is closed."""
 
     def __init__(self, parts: AsyncGenerator[bytes]) -> None:

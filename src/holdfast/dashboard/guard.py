@@ -8,7 +8,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.dashboard.view import Refused
+from holdfast.dashboard.view import NotShown
 
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 """No script and no style inside a page, nothing from elsewhere, no frame around it."""
@@ -51,26 +51,26 @@ class Guard:
 
 
 def check_origin(headers: Headers) -> None:
-    """Raise Refused unless a browser says that one of our own pages sent the request.
+    """Raise NotShown unless a browser says that one of our own pages sent the request.
 
     Every browser sends `Origin` with a form, and most send `Sec-Fetch-Site`.
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     is_ours = origin is not None and urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
     if (site is None and origin is None) or site not in (None, "same-origin") or (origin is not None and not is_ours):
-        raise Refused(403, "This request did not come from a page of this dashboard.")
+        raise NotShown(403, "This request did not come from a page of this dashboard.")
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form. Raises Refused if they are too large, or not a form."""
+    """The fields of a form. Raises NotShown if they are too large, or not a form."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
-        raise Refused(415, "This is not a form.")
+        raise NotShown(415, "This is not a form.")
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > MAX_FORM:
-            raise Refused(413, "This form is too large.")
+            raise NotShown(413, "This form is too large.")
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=1000))
     except ValueError:
-        raise Refused(400, "This form cannot be read.") from None
+        raise NotShown(400, "This form cannot be read.") from None

@@ -1,8 +1,8 @@
 """Live pages: which fragment changed, as server-sent events. A page holds one stream, and fetches what changed.
 
-A fragment that somebody looks at has one `Watch`, shared by all viewers with equal rights. Hints of the store mark it;
-then it is read and drawn again, once for all, and its viewers are told if it looks different. So a store is read for
-what is on a screen, and for nothing else, and it makes no difference how many look at the same.
+A fragment on a screen has one `FragmentWatch`, shared by all viewers with equal rights. Hints of the store mark it;
+then it is read and drawn again, once for all, and its viewers are notified if it looks different. So a store is read
+for what is on a screen, and for nothing else, and it makes no difference how many look at the same.
 
 The pace: a fragment is renewed at most once in `PACE_S`, and more slowly while renewing them all would take more than
 `SHARE` of the time.
@@ -19,8 +19,8 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.core.errors import HoldfastError
-from holdfast.dashboard.page import RENEW_S, Page
-from holdfast.dashboard.view import Refused, View, Viewer
+from holdfast.dashboard.page import RENEW_S, WebPage
+from holdfast.dashboard.view import NotShown, View, Viewer
 from holdfast.store import ALL_HINTS, Signal, Store
 from holdfast.telemetry.logging import get_logger
 
@@ -44,18 +44,18 @@ class Rendered(NamedTuple):
     tag: str
 
 
-Render = Callable[[Page, str, View], Awaitable[Rendered]]
+Render = Callable[[WebPage, str, View], Awaitable[Rendered]]
 
 
-class Hub:
+class LivePages:
     """All the streams and watches of one dashboard."""
 
     def __init__(self, store: Store, render: Render) -> None:
         self.render = render
-        self.clean: set[Watch] = set()
+        self.clean: set[FragmentWatch] = set()
         """The watches that nothing has marked. Hints look at these alone: under load there are few."""
         self._store = store
-        self._watches: dict[Key, Watch] = {}
+        self._watches: dict[Key, FragmentWatch] = {}
         self._streams: dict[str, int] = {}
         self._unlisten: Callable[[], None] | None = None
         self._wakeups: set[asyncio.Event] = set()
@@ -67,8 +67,8 @@ class Hub:
         for wakeup in self._wakeups:
             wakeup.set()
 
-    async def fragment(self, page: Page, name: str, view: View) -> Rendered:
-        """A fragment as its watch drew it last, for a viewer that was told of it; drawn anew if nobody watches it."""
+    async def fragment(self, page: WebPage, name: str, view: View) -> Rendered:
+        """A fragment as its watch drew it last, for a viewer that was notified; drawn anew if there is no watch."""
         watch = self._watches.get(_key(page, name, view))
         if watch is not None and watch.rendered is not None:
             return watch.rendered
@@ -81,12 +81,12 @@ class Hub:
                 watch.mark()
 
     def check_room(self, tenant: str) -> None:
-        """Raise Refused if there are too many streams."""
+        """Raise NotShown if there are too many streams."""
         if self._streams.get(tenant, 0) >= MAX_STREAMS_PER_TENANT or sum(self._streams.values()) >= MAX_STREAMS:
-            raise Refused(503, "Too many pages are open. This one is not live.")
+            raise NotShown(503, "Too many pages are open. This one is not live.")
 
     async def stream(
-        self, page: Page, view: View, holds: Callable[[Viewer], Awaitable[bool]], life_s: float
+        self, page: WebPage, view: View, holds: Callable[[Viewer], Awaitable[bool]], life_s: float
     ) -> AsyncGenerator[bytes]:
         """Notices for one page: the names of changed fragments and their tags. It ends after `life_s`."""
         self._streams[view.tenant] = self._streams.get(view.tenant, 0) + 1
@@ -94,14 +94,14 @@ class Hub:
         wakeup = asyncio.Event()
         ends_at = time.monotonic() + life_s
 
-        def tell(name: str, tag: str) -> None:
+        def notify(name: str, tag: str) -> None:
             changed[name] = tag
             wakeup.set()
 
         watches = [self._watch(page, name, view) for name in page.fragments]
         self._wakeups.add(wakeup)
         for watch in watches:
-            watch.enter(tell)
+            watch.enter(notify)
         try:
             # The client comes back after a second.
             yield b"retry: 1000\n\n"
@@ -123,7 +123,7 @@ class Hub:
         finally:
             self._wakeups.discard(wakeup)
             for watch in watches:
-                watch.leave(tell)
+                watch.leave(notify)
             self._leave(view.tenant)
 
     def pace_s(self) -> float:
@@ -132,18 +132,18 @@ class Hub:
         return min(SLOWEST_S, max(PACE_S, cost / SHARE))
 
     def forget(self, key: Key) -> None:
-        """Drop a watch that nobody looks at."""
+        """Drop a watch without viewers."""
         self.clean.discard(self._watches.pop(key))
         if not self._watches and self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
 
-    def _watch(self, page: Page, name: str, view: View) -> Watch:
+    def _watch(self, page: WebPage, name: str, view: View) -> FragmentWatch:
         key = _key(page, name, view)
         if key not in self._watches:
             if self._unlisten is None:
                 self._unlisten = self._store.listen(self._hear, ALL_HINTS)
-            self._watches[key] = Watch(self, key, page, name, view)
+            self._watches[key] = FragmentWatch(self, key, page, name, view)
         return self._watches[key]
 
     def _hear(self, signal: Signal) -> None:
@@ -156,13 +156,13 @@ class Hub:
             del self._streams[tenant]
 
 
-class Watch:
-    """One fragment that somebody looks at."""
+class FragmentWatch:
+    """One fragment that is on a screen."""
 
-    def __init__(self, hub: Hub, key: Key, page: Page, name: str, view: View) -> None:
+    def __init__(self, live: LivePages, key: Key, page: WebPage, name: str, view: View) -> None:
         self.rendered: Rendered | None = None
         self.cost_s = 0.0
-        self._hub, self._key = hub, key
+        self._live, self._key = live, key
         self._page, self._name, self._view = page, name, view
         self._viewers: list[Callable[[str, str], None]] = []
         self._marked = asyncio.Event()
@@ -182,24 +182,24 @@ class Watch:
 
     def mark(self) -> None:
         """Something may have changed."""
-        self._hub.clean.discard(self)
+        self._live.clean.discard(self)
         self._marked.set()
 
-    def enter(self, tell: Callable[[str, str], None]) -> None:
+    def enter(self, notify: Callable[[str, str], None]) -> None:
         """Add a viewer. It learns the tag at once, so a change since its page was made is not lost."""
-        self._viewers.append(tell)
+        self._viewers.append(notify)
         if self._task is None:
             self._marked.set()
             self._task = asyncio.create_task(self._run())
         elif self.rendered is not None:
-            tell(self._name, self.rendered.tag)
+            notify(self._name, self.rendered.tag)
 
-    def leave(self, tell: Callable[[str, str], None]) -> None:
+    def leave(self, notify: Callable[[str, str], None]) -> None:
         """Remove a viewer. Without one there is no watch."""
-        self._viewers.remove(tell)
+        self._viewers.remove(notify)
         if not self._viewers and self._task is not None:
             self._task.cancel()
-            self._hub.forget(self._key)
+            self._live.forget(self._key)
 
     async def _run(self) -> None:
         while True:
@@ -207,24 +207,24 @@ class Watch:
                 async with asyncio.timeout(RENEW_S):
                     await self._marked.wait()
             self._marked.clear()
-            self._hub.clean.add(self)
+            self._live.clean.add(self)
             began = time.monotonic()
             await self._renew()
             self.cost_s = time.monotonic() - began
-            await asyncio.sleep(self._hub.pace_s())
+            await asyncio.sleep(self._live.pace_s())
 
     async def _renew(self) -> None:
         before = self.rendered
         try:
-            self.rendered = await self._hub.render(self._page, self._name, self._view)
+            self.rendered = await self._live.render(self._page, self._name, self._view)
         except (HoldfastError, OSError) as error:
             # The page keeps what it shows.
             _log.warning("a page was not renewed", page=self._page.path, error=error)
             return
         if before is None or before.tag != self.rendered.tag:
-            for tell in self._viewers:
-                tell(self._name, self.rendered.tag)
+            for notify in self._viewers:
+                notify(self._name, self.rendered.tag)
 
 
-def _key(page: Page, name: str, view: View) -> Key:
+def _key(page: WebPage, name: str, view: View) -> Key:
     return page.path, name, view.tenant, view.viewer.rights, tuple(sorted(view.query.items()))

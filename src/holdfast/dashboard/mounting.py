@@ -1,4 +1,4 @@
-"""The dashboard inside somebody's own FastAPI or Starlette application."""
+"""The dashboard inside your own FastAPI or Starlette application."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.service.settings import TokenSettings
 from holdfast.store import Store
 
 MOUNTED_STREAM_S = 20.0
-"""Servers wait for open streams before they stop, and do not tell a mounted application of it."""
+"""Servers wait for open streams before they stop, and do not notify a mounted application of it."""
 
 
 def mount_dashboard(

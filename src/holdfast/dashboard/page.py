@@ -1,4 +1,4 @@
-"""What a page is. Each module of `pages` makes one `Page` of it, and has a template of the same name.
+"""What a page is. Each module of `pages` makes one `WebPage` of it, and has a template of the same name.
 
 A page has fragments: parts that are read, drawn and renewed by themselves. A fragment is a block of the template, of
 the same name. What its `read` returns are the variables of that block, beside `view` and `page`. Buttons send an
@@ -17,7 +17,7 @@ from holdfast.service.tokens import READ
 from holdfast.store import Signal
 
 RENEW_S = 10.0
-"""How old a fragment may get while somebody looks and no hint arrives: heartbeats and settings make no hints."""
+"""How old a fragment may get on a screen while no hint arrives: heartbeats and settings make no hints."""
 
 Model = Mapping[str, Any]
 Read = Callable[[View], Awaitable[Model]]
@@ -79,7 +79,7 @@ async def _nothing(_: View) -> Model:
     return {}
 
 
-class Page(Struct, frozen=True):
+class WebPage(Struct, frozen=True):
     """A page. `template` has a block for each fragment. `nav` is its name in the navigation, "" if it is not there."""
 
     path: str

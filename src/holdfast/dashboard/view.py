@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.queue.queue import Queue
 
 
-class Refused(HoldfastError):
+class NotShown(HoldfastError):
     """A request that gets no page: `status` says why."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -106,7 +106,7 @@ class View:
     def checked_queue(self, name: str) -> str:
         """A queue that a request names. One that the viewer must not see answers like a page that does not exist."""
         if not self.sees(check_queue(name)):
-            raise Refused(404, "There is no such page.")
+            raise NotShown(404, "There is no such page.")
         return name
 
     def url(self, path: str, **parameters: object) -> str:
@@ -133,5 +133,5 @@ def tenant_of(viewer: Viewer, asked: str) -> str:
     if viewer.tenant is None:
         return check_tenant(asked) if asked else ""
     if asked not in ("", viewer.tenant):
-        raise Refused(404, "There is no such page.")
+        raise NotShown(404, "There is no such page.")
     return viewer.tenant

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.core.job import WAITING
-from holdfast.dashboard.page import Action, Done, Form, Fragment, Page
+from holdfast.dashboard.page import Action, Done, Form, Fragment, WebPage
 from holdfast.dashboard.view import View
 from holdfast.service.tokens import ADMIN
 from holdfast.store import QueuePage, QueueStats
@@ -56,7 +56,7 @@ async def _set_paused(view: View, form: Form, *, paused: bool) -> Done:
     return Done(says)
 
 
-PAGE = Page(
+PAGE = WebPage(
     "/queues", "Queues", "queues.html", {"table": Fragment(read)}, nav="Queues", key="q",
     actions=(
         Action("/queues/pause", "queue.pause", ADMIN, pause, ("queue",)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.dashboard.page import Page
+from holdfast.dashboard.page import WebPage
 from holdfast.dashboard.view import View
 
 SHOWN = 50
@@ -16,4 +16,4 @@ async def read(view: View) -> dict[str, Any]:
     return {"tenants": page.tenants, "cursor": page.cursor}
 
 
-PAGE = Page("/tenants", "Tenants", "tenants.html", read=read, nav="Tenants", key="t", of_tenant=False)
+PAGE = WebPage("/tenants", "Tenants", "tenants.html", read=read, nav="Tenants", key="t", of_tenant=False)

@@ -1,7 +1,7 @@
 // What makes the pages live. Without it they work by links and forms alone.
 //
 // One event stream a page: a notice names the fragments that changed, and each is fetched and swapped. A fragment waits
-// while somebody selects text in it. Open details, the focus and the place in a table stay as they are.
+// while text is selected in it. Open details, the focus and the place in a table stay as they are.
 
 const here = document.body.dataset.here
 const live = document.body.dataset.live
