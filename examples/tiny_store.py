@@ -98,8 +98,8 @@ class TinyStore(LocalStore):
         return binding, binding and self._jobs.get(JobKey(*scope[:2], binding.job_id))
 
     def _over_quota(self, tenant, queue):
-        count = lambda scope: sum(job.state in WAITING for job in self._of(tenant, scope))  # noqa: E731
-        return self.side.settings.over_quota(tenant, queue, count)
+        in_queue, in_tenant = (sum(job.state in WAITING for job in self._of(tenant, scope)) for scope in (queue, None))
+        return self.side.settings.over_quota(tenant, queue, in_queue, in_tenant)
 
     def replay_one(self, key, now):
         job = self.find(key, now)
