@@ -191,7 +191,7 @@ async def test_a_result_that_is_forgotten_during_the_wait_is_told_as_expired(cli
     path = "/v1/queues/default/jobs/x/result"
     waiting = asyncio.create_task(client.get(path, params={"wait_s": 30}))
     (job,) = await client.claim()
-    watches = service.context._tenant(tenant).waits._watches
+    watches = service.context.connection(tenant).waits._watches
     await eventually(lambda: [watch for lives in watches.values() for watch in lives.values() if watch.seen])
     await client.finish(job, result="done")
     problem(await waiting, 404, "result_expired")
