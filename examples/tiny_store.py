@@ -16,6 +16,7 @@ from holdfast.core.budgets import RECORD_BYTES, Usage, weight
 from holdfast.core.explain import standing_of
 from holdfast.core.job import TERMINAL, WAITING, JobKey, JobState, Report
 from holdfast.core.retry import spread
+from holdfast.kinds import store_kind
 from holdfast.opening import Options
 from holdfast.paging import list_page, queue_stats, shown_job
 from holdfast.store import Hint
@@ -24,6 +25,7 @@ from holdfast.tables import LocalStore, SideTables
 stores = {}
 
 
+@store_kind(place="process")
 def open_tiny(url):
     """`tiny:NAME` is one store per process and name."""
     options = Options(url)
@@ -66,16 +68,12 @@ class TinyStore(LocalStore):
 
     def _record(self, job, event):
         """Every transition ends here: its event is logged, its key may be free, listeners are notified. [EVENT-1]"""
-        self._append(event)
+        self.side.append(event)
         self.side.keys.release(job)
         if job.state in WAITING:
             self.side.notifier.add(Hint.READY, job.tenant, job.queue)
         elif job.state in TERMINAL:
             self.side.notifier.add(Hint.DONE, *job.key)
-
-    def _append(self, event):
-        self.side.log.append(event)
-        self.side.notifier.add(Hint.EVENTS)
 
     def _forget(self, job):
         del self._jobs[job.key]
@@ -103,8 +101,8 @@ class TinyStore(LocalStore):
         return binding, binding and self._jobs.get(JobKey(*scope[:2], binding.job_id))
 
     def _over_quota(self, tenant, queue):
-        count = lambda scope: sum(job.state in WAITING for job in self._of(tenant, scope))  # noqa: E731
-        return self.side.settings.over_quota(tenant, queue, count)
+        in_queue, in_tenant = (sum(job.state in WAITING for job in self._of(tenant, scope)) for scope in (queue, None))
+        return self.side.settings.over_quota(tenant, queue, in_queue, in_tenant)
 
     def replay_one(self, key, now):
         job = self.find(key, now)
@@ -143,7 +141,7 @@ class TinyStore(LocalStore):
             return refusal
         event = change(job, argument, now, logged=self.options.all_events)
         if event is not None:
-            self._append(event)
+            self.side.append(event)
         return answers.Reported() if isinstance(item, Report) else answers.Extended(job.deadline, now)
 
     @batch
@@ -162,7 +160,7 @@ class TinyStore(LocalStore):
         job = self.find(item.key, now)
         answer = requests.check_purge(job, item)
         if answer is None:
-            self._append(lifecycle.purge(job, now, self.side.purges.count(job, now)))
+            self.side.append(lifecycle.purge(job, now, self.side.purges.count(job, now)))
             self._forget(job)
         return answer or "purged"
 
@@ -252,18 +250,11 @@ class TinyStore(LocalStore):
         return None if job is None else shown_job(job, now)
 
     async def standing(self, key):
-        (found,) = await self._standing([key])
-        return found
-
-    @batch
-    def _standing(self, key, now):
-        job = self.find(key, now)
-        if job is not None:
-            ready = self._ready(None, key.queue, now, paused=True)
-            turns = [tenant for tenant in ready if (tenant, key.queue) not in self._paused]
-            paused = (key.tenant, key.queue) in self._paused
-            return standing_of(shown_job(job, now), now, paused=paused, visible=ready[key.tenant], turns=turns)
-        return None
+        with self.lock:
+            now = self.clock.now()
+            job, visible = self.find(key, now), self._ready(key.tenant, key.queue, now, paused=True)[key.tenant]
+            turns, paused = self._ready(None, key.queue, now), key[:2] in self._paused
+            return job and standing_of(shown_job(job, now), now, paused=paused, visible=visible, turns=turns)
 
     async def list(self, query):
         with self.lock:

@@ -1,7 +1,7 @@
 """Moves a tenant between stores in Spark tasks, one for each queue: a single writer keeps the order.
 
 The driver holds the move's lock and decides, as in `holdfast.migrate`. A task reads one store and writes to the other,
-and returns one row, its receipt. A retried task repeats its walk: copying a job again is the same request, and a job
+and returns one row, its receipt. A retried task repeats its step: copying a job again is the same request, and a job
 that was taken away is no longer waiting.
 """
 
@@ -17,11 +17,10 @@ from msgspec import json as msgjson
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
-from holdfast.core.errors import InvalidOption
 from holdfast.migrate import MovePlan
 from holdfast.migrate.mover import StepRunner
 from holdfast.migrate.steps import Advance, Receipt, StepInput, run_step
-from holdfast.opening import existing, open_store, parse_url
+from holdfast.opening import check_shared, existing, open_store
 from holdfast.pipeline.errors import plainly
 
 RECEIPTS = StructType([StructField("receipt", StringType(), nullable=False)])
@@ -32,10 +31,7 @@ _arrow = cast("Any", pa)
 def check_stores(plan: MovePlan) -> None:
     """Raise InvalidOption for a store that tasks cannot reach."""
     for name, url in (("SRC", plan.source), ("DST", plan.target)):
-        if parse_url(url).scheme == "memory":
-            raise InvalidOption(
-                name, "a memory: store exists in one process, but Spark runs several; use another store"
-            )
+        check_shared(name, url, "exists in one process, but Spark runs several; use another store")
 
 
 def spark_walker(spark: SparkSession, plan: MovePlan) -> StepRunner:

@@ -1,4 +1,4 @@
-"""Notifications between processes: each process that waits owns a FIFO in `DIR/wake`.
+"""Notifications between processes: each process that waits owns a FIFO in `DIR/notifications`.
 
 After a commit the writer sends the hints, as the bits of one byte, to every FIFO whose name asks for one of them. If
 only a few jobs have ended, it sends their records too, so that waiters skip a read. It never blocks. A full FIFO drops
@@ -31,7 +31,7 @@ RECORDS = 0x80
 """This bit announces records: two bytes with their length follow, then the records."""
 
 SCAN_LIMIT = 3
-"""How often one call lists the directory at most."""
+"""How often one call may list the directory."""
 MAX_RECORDS = 4
 """If more jobs end together, their records are not sent."""
 OLD_S = 60.0
@@ -262,7 +262,7 @@ class FifoNotifier:
         except FileNotFoundError:
             return False
         if descriptor is not None:
-            # Full: the reader will find it so. There may still be room for the hints alone.
+            # Full: the reader will notice that. There may still be room for the hints alone.
             with contextlib.suppress(OSError):
                 try:
                     os.write(descriptor, message)
