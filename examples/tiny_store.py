@@ -175,8 +175,7 @@ class TinyStore(LocalStore):
     # Claiming -------------------------------------------------------------------------------------------------------
 
     async def claim(self, request):
-        (claimed,) = await self._claim([request])
-        return claimed
+        return (await self._claim([request]))[0]
 
     @batch
     def _claim(self, request, now):
@@ -235,8 +234,7 @@ class TinyStore(LocalStore):
         return [job.key for job in expired]
 
     async def reap(self, limit, random):
-        (reaped,) = await self._reap([(limit, random)])
-        return reaped
+        return (await self._reap([(limit, random)]))[0]
 
     @batch
     def _reap(self, arguments, now):
@@ -251,9 +249,9 @@ class TinyStore(LocalStore):
 
     async def standing(self, key):
         with self.lock:
-            now = self.clock.now()
+            now, paused = self.clock.now(), key[:2] in self._paused
             job, visible = self.find(key, now), self._ready(key.tenant, key.queue, now, paused=True)[key.tenant]
-            turns, paused = self._ready(None, key.queue, now), key[:2] in self._paused
+            turns = self._ready(None, key.queue, now)
             return job and standing_of(shown_job(job, now), now, paused=paused, visible=visible, turns=turns)
 
     async def list(self, query):

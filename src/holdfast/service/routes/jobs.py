@@ -29,6 +29,7 @@ from holdfast.core.policy import KnownTypes
 from holdfast.jobs.options import duration_ms
 from holdfast.protocol import answers, requests
 from holdfast.queue import results
+from holdfast.queue.explaining import explain_job
 from holdfast.service import parsing, views
 from holdfast.service.answer_size import ANSWER_BYTES
 from holdfast.service.call import Reply, Route, ServiceCall
@@ -101,7 +102,7 @@ async def explain(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """Why the job is where it is, and what would move it. The work is bounded, whatever the backlog."""
     key = _key(call)
     call.hold.check()
-    found = await call.context.queue(call.tenant).explain(key.id, queue=key.queue)
+    found = await explain_job(call.connection, key)
     if found.state is None or not await _may_see_steps(call, found):
         raise JobNotFound(key.queue, key.id)
     return Reply(without_others(found))
@@ -112,7 +113,7 @@ async def _may_see_steps(call: ServiceCall[Any, Any], found: Explanation) -> boo
     cause, only = found.has("steps"), call.caller.queues
     if cause is None or only is None:
         return True
-    flow = await call.context.get(JobKey(call.tenant, FLOWS, cause.flow or ""))
+    flow = await call.connection.gets(JobKey(call.tenant, FLOWS, cause.flow or ""))
     return flow is not None and all(step.queue in only for step in plan_of(flow.envelope).steps)
 
 

@@ -379,7 +379,6 @@ MAKERS: dict[str, Maker] = {
     "purge": purge,
     "set_result_ttl": set_result_ttl,
     "list": list_jobs,
-    "standing": standing,
     "stats": stats,
     "events": read_events,
     "advance": advance,
@@ -393,10 +392,11 @@ MAKERS: dict[str, Maker] = {
     "prune": prune,
     "mark": mark,
     "reopen": reopen,
+    "standing": standing,
 }
 WEIGHTS = dict.fromkeys(MAKERS, 1) | {
     "enqueue": 16, "claim": 16, "finish": 14, "advance": 8, "extend": 3, "report": 2, "cancel": 3, "replay": 4,
-    "purge": 2, "set_result_ttl": 2, "list": 3, "standing": 3, "events": 3, "reap": 3, "prune": 3, "mark": 2,
+    "purge": 2, "set_result_ttl": 2, "list": 3, "standing": 2, "events": 3, "reap": 3, "prune": 3, "mark": 2,
     "pause": 2, "beat": 2, "set_tenant": 2, "set_reader": 2,
 }  # fmt: skip
 
