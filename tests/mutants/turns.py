@@ -80,7 +80,8 @@ def paused_queue_hands_out(bug: Bug) -> None:
         return job
 
     if bug.store == "memory":
-        bug.around(bug.memory("queues").TenantQueue, "first_ready", first)
+        bug.around(bug.memory("queues").TenantQueue, "has_ready", first)
+        bug.around(bug.memory("queues").TenantQueue, "take_ready", first)
     else:
         bug.sql("lane_paused", "SELECT paused", "SELECT 0")
         bug.sql("lanes_entering", "AND paused = 0", "")

@@ -75,6 +75,7 @@ class Resolved(Struct, frozen=True, gc=False):
 
 
 PLAIN = Resolved()
+_OPTIONS = EnqueueOptions.__annotations__.keys()
 
 
 def resolve(options: EnqueueOptions) -> Resolved:
@@ -84,8 +85,8 @@ def resolve(options: EnqueueOptions) -> Resolved:
     said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if not said:
         return PLAIN
-    if unknown := said.keys() - EnqueueOptions.__annotations__.keys():
-        raise TypeError(f"unknown option {min(unknown)!r}")
+    if not said.keys() <= _OPTIONS:
+        raise TypeError(f"unknown option {min(said.keys() - _OPTIONS)!r}")
     if "delay" in said and "run_at" in said:
         raise InvalidOption("delay", "give delay or run_at, not both")
     key = said.get("idempotency_key")
@@ -94,7 +95,7 @@ def resolve(options: EnqueueOptions) -> Resolved:
     return Resolved(
         id=_or_none(names.check_id, said.get("id")),
         queue=_or_none(check_own_queue, said.get("queue")),
-        delay_ms=duration_ms("delay", said.get("delay", 0)),
+        delay_ms=duration_ms("delay", said["delay"]) if "delay" in said else 0,
         run_at=_or_none(_check_run_at, said.get("run_at")),
         priority=_or_none(names.check_priority, said.get("priority")),
         max_attempts=_or_none(names.check_max_attempts, said.get("max_attempts")),

@@ -41,6 +41,15 @@ class LazyHeap(Generic[E]):
             heappop(entries)
         return None
 
+    def take(self) -> E | None:
+        """Remove the smallest live entry and return it."""
+        entries = self.entries
+        while entries:
+            entry = heappop(entries)
+            if self._is_live(entry):
+                return entry
+        return None
+
     def pop(self) -> None:
         """Remove the entry that `first` returned."""
         heappop(self.entries)

@@ -58,12 +58,22 @@ class JobTable:
     def count(self, job: Job, by: int) -> None:
         """Add a job in its current state to the counts (+1), or take it out (-1)."""
         self.bytes[job.tenant] = self.bytes.get(job.tenant, 0) + by * weight(job)
-        if job.state in WAITING:
+        self._count_state(job, job.state, by)
+
+    def recount(self, job: Job, state: JobState, size: int) -> None:
+        """Count a changed job anew: it was in this state before, and `size` bytes smaller."""
+        if size:
+            self.bytes[job.tenant] += size
+        self._count_state(job, state, -1)
+        self._count_state(job, job.state, +1)
+
+    def _count_state(self, job: Job, state: JobState, by: int) -> None:
+        if state in WAITING:
             index = self.queues[job.queue]
             index.waiting += by
             index.tenants[job.tenant].waiting += by
             self.waiting[job.tenant] += by
-        elif job.state is JobState.LEASED:
+        elif state is JobState.LEASED:
             self.leased += by
         else:
             self.ended += by

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from holdfast.core.budgets import varying
 from holdfast.core.errors import QuotaExceeded
 from holdfast.core.events import Event
 from holdfast.core.job import WAITING, Job, JobState
@@ -27,16 +28,16 @@ class Tables(SideTables):
 
     def add(self, job: Job, event: Event, now: int) -> None:
         """Add a new job."""
-        self.jobs.tenant_queue(job.tenant, job.queue).jobs[job.id] = job
+        self.jobs.queues[job.queue].tenants[job.tenant].jobs[job.id] = job
         self.jobs.count(job, +1)
         self._index(job, now)
         self.append(event)
 
     def change(self, job: Job, transition: Callable[[], Event], now: int) -> None:
         """Make a transition of `core.lifecycle`, with all that follows from it. [EVENT-1]"""
-        self.jobs.count(job, -1)
+        state, size = job.state, varying(job)
         event = transition()
-        self.jobs.count(job, +1)
+        self.jobs.recount(job, state, varying(job) - size)
         self.keys.release(job)
         self._index(job, now)
         self.append(event)
