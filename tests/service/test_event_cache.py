@@ -3,6 +3,7 @@
 import asyncio
 import random
 import uuid
+from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 
@@ -14,6 +15,7 @@ from holdfast.core.errors import StoreUnavailable
 from holdfast.opening import open_store
 from holdfast.service import event_cache
 from holdfast.service.event_cache import EventCaches
+from holdfast.store import EventPage
 from tests.eventually import eventually
 from tests.service.support import PATIENCE_S, serving, token
 
@@ -283,3 +285,36 @@ async def test_an_end_of_the_log_is_read_from_the_store(looks):
             await client.enqueue(id="x")
             assert '"job_id":"x"' in (await client.get("/v1/events", params={"follow": "false"})).text
             assert made
+
+
+async def test_a_tenants_past_is_read_by_two_at_a_time(monkeypatch):
+    """Also when reads fail or are given up; another tenant's reads do not wait for them. [TENANT-4]"""
+    store = await open_store(f"memory:{uuid.uuid4()}")
+    look, going = store.events, asyncio.Event()
+    reading, most = Counter(), Counter()
+
+    async def held(tenant, after, limit):
+        reading[tenant] += 1
+        most[tenant] = max(most[tenant], reading[tenant])
+        try:
+            await going.wait()
+            if limit == 1:
+                raise StoreUnavailable("away")
+            return await look(tenant, after, limit)
+        finally:
+            reading[tenant] -= 1
+
+    monkeypatch.setattr(store, "events", held)
+    history = EventCaches(store).history
+    limits = [None, None, 1, 1, *([None] * 16)]
+    acme, other = ([asyncio.create_task(history.read(name, None, n)) for n in limits] for name in ("acme", "other"))
+    await eventually(lambda: (reading["acme"], reading["other"]), (2, 2).__eq__)
+    for given_up in (acme[0], acme[-1]):
+        given_up.cancel()
+    going.set()
+    ended = await asyncio.gather(*acme, *other, return_exceptions=True)
+    assert [sum(isinstance(one, kind) for one in ended) for kind in (EventPage, StoreUnavailable)] == [34, 4]
+    assert most == {"acme": 2, "other": 2}
+    assert not reading.total()
+    assert not history._wanted
+    await store.close()
