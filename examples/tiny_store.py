@@ -15,6 +15,7 @@ from holdfast.core import job as answers
 from holdfast.core.budgets import RECORD_BYTES, Usage, weight
 from holdfast.core.job import TERMINAL, WAITING, JobKey, JobState, Report
 from holdfast.core.retry import spread
+from holdfast.kinds import store_kind
 from holdfast.opening import Options
 from holdfast.paging import list_page, queue_stats, shown_job
 from holdfast.store import Hint
@@ -23,6 +24,7 @@ from holdfast.tables import LocalStore, SideTables
 stores = {}
 
 
+@store_kind(place="process")
 def open_tiny(url):
     """`tiny:NAME` is one store per process and name."""
     options = Options(url)
