@@ -96,7 +96,7 @@ async def test_a_result_in_a_blob_store_of_the_workers_own_is_a_failure_that_is_
 
 
 async def test_a_batch_over_http_has_the_errors_of_its_items(address, tenant, service):
-    await service.context.queue(tenant).set_tenant(max_waiting=2)
+    await Queue(store=service.context.store, tenant=tenant).set_tenant(max_waiting=2)
     async with connected(address, tenant) as queue:
         with pytest.raises(PartlyRefused) as caught:
             await queue.enqueue_many([1, 2, 3])

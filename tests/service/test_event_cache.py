@@ -3,7 +3,6 @@
 import asyncio
 import random
 import uuid
-from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 
@@ -15,7 +14,7 @@ from holdfast.core.errors import StoreUnavailable
 from holdfast.opening import open_store
 from holdfast.service import event_cache
 from holdfast.service.event_cache import EventCaches
-from holdfast.store import EventPage
+from holdfast.service.turns import Activity, PieceTurns
 from tests.eventually import eventually
 from tests.service.support import PATIENCE_S, serving, token
 
@@ -123,7 +122,7 @@ async def test_each_follower_sees_each_event_once_wherever_it_began(url, looks, 
     followers = []
     try:
         queues = [Queue(store=store, tenant=name) for name in names]
-        caches, offsets = EventCaches(store), [None, await store.last_offset()]
+        caches, offsets = EventCaches(store, PieceTurns(Activity())), [None, await store.last_offset()]
         looks(store, rng)
         for step in range(60):
             (queue,) = rng.choices(queues, [6, 1, 6])
@@ -187,10 +186,17 @@ class Scene:
         return offset, ids
 
 
+class Overlapping:
+    """In a scene one follower reads in the middle of another's look: no look waits for its turn."""
+
+    async def run(self, _, read, *args):
+        return await read(*args)
+
+
 @pytest_asyncio.fixture
 async def scene(monkeypatch):
     store = await open_store(f"memory:{uuid.uuid4()}")
-    yield Scene(store, EventCaches(store), monkeypatch)
+    yield Scene(store, EventCaches(store, Overlapping()), monkeypatch)
     await store.close()
 
 
@@ -285,36 +291,3 @@ async def test_an_end_of_the_log_is_read_from_the_store(looks):
             await client.enqueue(id="x")
             assert '"job_id":"x"' in (await client.get("/v1/events", params={"follow": "false"})).text
             assert made
-
-
-async def test_a_tenants_past_is_read_by_two_at_a_time(monkeypatch):
-    """Also when reads fail or are given up; another tenant's reads do not wait for them. [TENANT-4]"""
-    store = await open_store(f"memory:{uuid.uuid4()}")
-    look, going = store.events, asyncio.Event()
-    reading, most = Counter(), Counter()
-
-    async def held(tenant, after, limit):
-        reading[tenant] += 1
-        most[tenant] = max(most[tenant], reading[tenant])
-        try:
-            await going.wait()
-            if limit == 1:
-                raise StoreUnavailable("away")
-            return await look(tenant, after, limit)
-        finally:
-            reading[tenant] -= 1
-
-    monkeypatch.setattr(store, "events", held)
-    history = EventCaches(store).history
-    limits = [None, None, 1, 1, *([None] * 16)]
-    acme, other = ([asyncio.create_task(history.read(name, None, n)) for n in limits] for name in ("acme", "other"))
-    await eventually(lambda: (reading["acme"], reading["other"]), (2, 2).__eq__)
-    for given_up in (acme[0], acme[-1]):
-        given_up.cancel()
-    going.set()
-    ended = await asyncio.gather(*acme, *other, return_exceptions=True)
-    assert [sum(isinstance(one, kind) for one in ended) for kind in (EventPage, StoreUnavailable)] == [34, 4]
-    assert most == {"acme": 2, "other": 2}
-    assert not reading.total()
-    assert not history._wanted
-    await store.close()

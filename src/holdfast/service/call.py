@@ -21,6 +21,7 @@ from holdfast.service.shares import Hold
 from holdfast.service.tokens import ADMIN, Caller
 
 if TYPE_CHECKING:
+    from holdfast.queue.connection import Connection
     from holdfast.service.context import ServiceContext
 
 Scope = MutableMapping[str, Any]
@@ -34,6 +35,8 @@ JSON, PROBLEM, STREAM = b"application/json", b"application/problem+json", b"text
 ANONYMOUS = Caller("", frozenset(), None, "", 0.0, b"")
 """The caller of a route that needs no token."""
 MAX_PARAMETERS = 20
+SENT_AT_ONCE = 256 * 1024
+"""Bytes of an answer that are sent in one turn of the event loop."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -70,6 +73,11 @@ class ServiceCall(Generic[B, Q]):
     @property
     def tenant(self) -> str:
         return self.caller.tenant
+
+    @property
+    def connection(self) -> Connection:
+        """What a Queue of this tenant works with. The tenant's requests share it."""
+        return self.context.connection(self.caller.tenant)
 
     @property
     def queue(self) -> str:
@@ -191,7 +199,12 @@ async def send_reply(send: Send, reply: Reply) -> None:
     """Send an answer."""
     reply = encoded(reply)
     await _send_start(send, reply.status, reply.kind, reply.value)
-    await send({"type": "http.response.body", "body": reply.value})
+    body = reply.value
+    last = max(0, len(body) - 1) // SENT_AT_ONCE * SENT_AT_ONCE
+    for start in range(0, last, SENT_AT_ONCE):
+        await send({"type": "http.response.body", "body": body[start : start + SENT_AT_ONCE], "more_body": True})
+        await asyncio.sleep(0)
+    await send({"type": "http.response.body", "body": body[last:]})
 
 
 async def send_problem(

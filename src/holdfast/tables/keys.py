@@ -24,7 +24,7 @@ class KeyTable:
 
     def release(self, job: Job) -> None:
         """Free a job's key if its policy says so now, unless another job holds it by then."""
-        if job.envelope.idempotency is None or not dedup.is_released(job):
+        if not dedup.is_released(job):
             return
         scope = dedup.scope_of(job.tenant, job.queue, job.envelope)
         binding = self.get(scope)
