@@ -19,7 +19,7 @@ from holdfast.queue.waiting import Watch
 async def wait_for(
     connection: Connection, key: JobKey, timeout: Seconds | None, *, known: bool, result_type: Any
 ) -> Any:
-    """Wait for a job's result. Subscribes first and then looks, so that no completion is missed. [RESULT-2]"""
+    """Wait for a job's result. Subscribes first and then reads, so that no completion is missed. [RESULT-2]"""
     connection.check_open()
     with connection.waits.watch(key) as watch:
         watch.seen = watch.seen or known
@@ -28,7 +28,7 @@ async def wait_for(
 
 
 async def outcome(connection: Connection, watch: Watch, timeout: float | None, result_type: Any) -> Any:
-    """Return or raise how a watched job ended."""
+    """Wait for a watched job. Return its result, or raise the error for its ending."""
     key = watch.key
     job = await watch.wait(timeout)
     if job is None:
@@ -45,7 +45,7 @@ async def outcome(connection: Connection, watch: Watch, timeout: float | None, r
 
 
 async def fetch_blob(blobs: Blobs | None, result: Result | None, key: JobKey) -> bytes | None:
-    """The bytes of a result that is in the blob store. None if it is not there, or if there is no blob store.
+    """The bytes of a result that is in the blob store. None for another result, or if there is no blob store.
 
     Raises ResultExpired if the blob is gone.
     """

@@ -11,7 +11,7 @@ from holdfast.store import TenantSettings
 
 
 class SettingsTable:
-    """The settings by tenant and queue; queue None is the tenant as a whole."""
+    """The settings by tenant and queue. Queue None: the whole tenant."""
 
     def __init__(self) -> None:
         self._settings: dict[tuple[str, str | None], TenantSettings] = {}
@@ -36,9 +36,9 @@ class SettingsTable:
         return (tenant for tenant, _ in self._settings)
 
     def over_quota(self, tenant: str, queue: str, waiting: Callable[[str | None], int]) -> QuotaExceeded | None:
-        """The refusal if a queue, or its tenant as a whole, has all the waiting jobs that it may. [TENANT-5]
+        """The refusal if a queue or its whole tenant has reached its quota of waiting jobs. [TENANT-5]
 
-        `waiting` counts the waiting jobs of a queue, or with None those of the tenant.
+        `waiting` counts the waiting jobs of a queue, or those of the tenant if its argument is None.
         """
         for scope in (queue, None):
             settings = self._settings.get((tenant, scope))

@@ -68,7 +68,7 @@ def test_a_step_that_is_no_job_is_blocked_or_ready():
 
 def test_steps_are_put_in_order_and_circles_are_refused():
     assert in_order({"c": ["a", "b"], "b": ["a"], "a": []}) == ["a", "b", "c"]
-    with pytest.raises(InvalidOption, match=r"in a circle: '[ab]' before '[ab]' before '[ab]'"):
+    with pytest.raises(InvalidOption, match=r"in a cycle: '[ab]' before '[ab]' before '[ab]'"):
         in_order({"a": ["b"], "b": ["a"], "c": []})
     with pytest.raises(InvalidOption, match="no such step"):
         in_order({"a": ["b"]})
