@@ -1,4 +1,4 @@
-"""`holdfast move`: a tenant to another store."""
+"""`holdfast move`: moves a tenant to another store."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def move_tenant(
 
 
 def make_plan(source: str, target: str, tenant: str | None, wait: str) -> MovePlan:
-    """The move that the options describe. Raises InvalidOption."""
+    """The move for these options. Raises InvalidOption."""
     from holdfast.core.errors import InvalidOption
     from holdfast.migrate import MovePlan
     from holdfast.opening import parse_url
@@ -69,7 +69,7 @@ def make_plan(source: str, target: str, tenant: str | None, wait: str) -> MovePl
     waits = duration("wait", wait)
     for name, url in (("SRC", source), ("DST", target)):
         if parse_url(url).scheme == "memory":
-            raise InvalidOption(name, "a memory: store ends with this process; give another store")
+            raise InvalidOption(name, "a memory: store is lost when this process ends; give another store")
     return MovePlan(source, target, tenant_name(tenant), waits.total_seconds() if waits else 0.0)
 
 
@@ -118,7 +118,7 @@ def print_preview(plan: MovePlan, json: bool) -> None:
 
 
 def print_forgotten(plan: MovePlan, json: bool) -> None:
-    """Give up a move, and show which queues are as before."""
+    """Give up a move, and show the queues that are as before."""
     import asyncio
 
     from holdfast.migrate import forget
@@ -161,7 +161,7 @@ def print_moved(done: Moved, json: bool) -> None:
         note("Continued an unfinished move; jobs that it had already moved are not counted here.")
     say(f"moved {done.jobs} jobs and {done.settings} settings of {done.tenant} to {done.target}")
     if done.left:
-        note(f"{done.left} jobs were no longer waiting when they were to be moved; they stay in SRC.")
+        note(f"{done.left} jobs were no longer waiting when their turn came; they stay in SRC.")
     for name in (one.queue for one in done.queues if one.paused):
         note(f"{name} is paused in DST, as it was in SRC: holdfast resume {name} --store DST --tenant {done.tenant}")
     if stopped := [one.queue for one in done.queues if one.source_paused]:

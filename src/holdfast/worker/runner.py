@@ -123,7 +123,7 @@ class Runner:
                 self._answers.answered([active], [None])
 
     def _free_slot(self, active: ActiveJob) -> None:
-        # Each of these refers to the active job (an error by its traceback): break the cycles for the garbage collector.
+        # Each of these refers to the active job (an error by its traceback): break the cycles, which cost collections.
         active.context = active.task = active.error = None
         self._state.running.discard(active)
         self._state.ended += 1

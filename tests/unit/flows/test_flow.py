@@ -125,7 +125,7 @@ async def test_what_holdfast_keeps_for_itself_is_nobodys_queue():
         lambda: Flow("f").add(1, queue="holdfast:flows"),
     )
     for make in makers:
-        with pytest.raises(InvalidName, match="kept for schedules and flows"):
+        with pytest.raises(InvalidName, match="reserved for schedules and flows"):
             make()
     async with queue:
         with pytest.raises(InvalidName, match="kept for"):
