@@ -128,7 +128,7 @@ async def test_what_holdfast_keeps_for_itself_is_nobodys_queue():
         with pytest.raises(InvalidName, match="reserved for schedules and flows"):
             make()
     async with queue:
-        with pytest.raises(InvalidName, match="kept for"):
+        with pytest.raises(InvalidName, match="reserved for"):
             await queue.enqueue(1, queue="holdfast:flows")
         refused, taken = await queue.enqueue_many([1, 2], queue="holdfasty")
         assert refused.status == taken.status == "queued"
