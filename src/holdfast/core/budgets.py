@@ -48,7 +48,7 @@ class Budgets(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Claims and calls for results that wait in one process of the HTTP service."""
 
     def check(self) -> Budgets:
-        """Return itself if every budget is a whole number from 0 to 2^53. Raises InvalidOption."""
+        """Return these budgets if each is a whole number from 0 to 2^53. Raises InvalidOption."""
         for name in FIELDS:
             value = getattr(self, name)
             if value is None:
@@ -159,7 +159,7 @@ def check_kept(option: str, ms: int, ceiling_ms: int) -> int:
 
 
 def check_envelope(envelope: Envelope, ceiling_ms: int) -> Envelope:
-    """Return it if neither its result nor its key is to be kept beyond the ceiling. Raises InvalidOption. [KEEP-1]"""
+    """Return `envelope` if it keeps its result and its key within the ceiling. Raises InvalidOption. [KEEP-1]"""
     check_kept("result_ttl", envelope.result_ttl_ms, ceiling_ms)
     if envelope.idempotency is not None:
         check_kept("idempotency", envelope.idempotency.ttl_ms, ceiling_ms)

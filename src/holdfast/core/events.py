@@ -85,7 +85,7 @@ class EventColumns(Struct):
     number: list[int]
 
     def part(self, start: int, stop: int) -> EventColumns:
-        """The events from index to index."""
+        """The events from index `start` up to `stop`."""
         stop = max(start, min(stop, self.count))
         values = (column[start:stop] if len(column) > 1 else column for column in self._values())
         return EventColumns(stop - start, self._offsets_from(start, stop), *values)
@@ -101,7 +101,7 @@ class EventColumns(Struct):
         return EventColumns(self.count, list(self._offsets()), *values)
 
     def add(self, more: EventColumns) -> None:
-        """Append other events. Both must have been spread."""
+        """Append other events. Call `spread` on both first."""
         self.count += more.count
         for mine, theirs in zip(self._values(), more._values(), strict=True):
             mine.extend(theirs)

@@ -1,7 +1,7 @@
 """Checks of calls on named jobs, before anything changes.
 
-A check returns the answer if the call changes nothing, and None if the call shall make the transition of
-`core.lifecycle`. `job` is None if there is no such job.
+A check returns the answer if the call must change nothing. None: make the transition of `core.lifecycle`. `job` is
+None if there is no such job.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class _FlowRun:
         self._failed_at = failed[-1] if failed else None
         self._restarted: set[int] = set()
         self._over_quota = False
-        # The steps of a young flow are young, too.
+        # The steps of a new flow are new, too: their retention need not be extended yet.
         self._pin_at = time.monotonic() + (0.0 if _is_old(flow) else PIN_EVERY_S)
 
     async def run(self) -> Finish:

@@ -37,7 +37,7 @@ _log = get_logger(__name__)
 
 
 async def serve(job: Job, context: SystemContext) -> Finish:
-    """Serve a job of the schedules queue: a schedule, or a waker, which resets one after the clock was set back."""
+    """Serve a job of the schedules queue: a schedule, or a waker, which wakes one after the clock was set back."""
     return await (_wake(job, context.store) if job.envelope.type == core.WAKER else tick(job, context))
 
 

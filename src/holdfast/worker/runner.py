@@ -104,7 +104,7 @@ class Runner:
             self._fill_slots()
 
     def release_prefetched(self) -> None:
-        """Give back the jobs that wait for a slot. [RETRY-5]"""
+        """Release the jobs that wait for a slot. [RETRY-5]"""
         prefetched = self._state.prefetched
         while prefetched:
             active = prefetched.popleft()
@@ -313,7 +313,7 @@ class Runner:
             active.interrupt(active.interruption or "released")
 
     def unstoppable(self) -> list[ActiveJob]:
-        """The jobs whose handlers were asked to stop, to release them, and still run: usually threads."""
+        """The jobs that are to be released, but whose handlers still run after being asked to stop: usually threads."""
         return [active for active in self._state.running if active.interruption == "released" and active.finish is None]
 
     def abandon_timed_out(self) -> None:
