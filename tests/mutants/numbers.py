@@ -218,7 +218,7 @@ def one_completion_is_logged_with_the_number_before(bug: Bug) -> None:
 
 
 @mutant("EVENT-1", stores=POSTGRES, seen_by=DELIVERED)
-def a_hand_off_is_counted_as_one_event(bug: Bug) -> None:
+def a_direct_hand_off_is_counted_as_one_event(bug: Bug) -> None:
     """The record of a job that was handed off has the number of its enqueue."""
     bug.function("enqueue_one", "v_deadline, now, 1, 2,", "v_deadline, now, 1, 1,")
 
