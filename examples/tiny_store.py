@@ -15,6 +15,7 @@ from holdfast.core import job as answers
 from holdfast.core.budgets import RECORD_BYTES, Usage, weight
 from holdfast.core.job import TERMINAL, WAITING, JobKey, JobState, Report
 from holdfast.core.retry import spread
+from holdfast.kinds import store_kind
 from holdfast.opening import Options
 from holdfast.paging import list_page, queue_stats, shown_job
 from holdfast.store import Hint
@@ -23,6 +24,7 @@ from holdfast.tables import LocalStore, SideTables
 stores = {}
 
 
+@store_kind(place="process")
 def open_tiny(url):
     """`tiny:NAME` is one store per process and name."""
     options = Options(url)
@@ -65,16 +67,12 @@ class TinyStore(LocalStore):
 
     def _record(self, job, event):
         """Every transition ends here: its event is logged, its key may be free, listeners are notified. [EVENT-1]"""
-        self._append(event)
+        self.side.append(event)
         self.side.keys.release(job)
         if job.state in WAITING:
             self.side.notifier.add(Hint.READY, job.tenant, job.queue)
         elif job.state in TERMINAL:
             self.side.notifier.add(Hint.DONE, *job.key)
-
-    def _append(self, event):
-        self.side.log.append(event)
-        self.side.notifier.add(Hint.EVENTS)
 
     def _forget(self, job):
         del self._jobs[job.key]
@@ -102,8 +100,8 @@ class TinyStore(LocalStore):
         return binding, binding and self._jobs.get(JobKey(*scope[:2], binding.job_id))
 
     def _over_quota(self, tenant, queue):
-        count = lambda scope: sum(job.state in WAITING for job in self._of(tenant, scope))  # noqa: E731
-        return self.side.settings.over_quota(tenant, queue, count)
+        in_queue, in_tenant = (sum(job.state in WAITING for job in self._of(tenant, scope)) for scope in (queue, None))
+        return self.side.settings.over_quota(tenant, queue, in_queue, in_tenant)
 
     def replay_one(self, key, now):
         job = self.find(key, now)
@@ -142,7 +140,7 @@ class TinyStore(LocalStore):
             return refusal
         event = change(job, argument, now, logged=self.options.all_events)
         if event is not None:
-            self._append(event)
+            self.side.append(event)
         return answers.Reported() if isinstance(item, Report) else answers.Extended(job.deadline, now)
 
     @batch
@@ -161,7 +159,7 @@ class TinyStore(LocalStore):
         job = self.find(item.key, now)
         answer = requests.check_purge(job, item)
         if answer is None:
-            self._append(lifecycle.purge(job, now, self.side.purges.count(job, now)))
+            self.side.append(lifecycle.purge(job, now, self.side.purges.count(job, now)))
             self._forget(job)
         return answer or "purged"
 

@@ -1,15 +1,10 @@
-"""Store URLs: parse, check, show and open them.
-
-The entry-point group `holdfast.stores` has the stores, our own and those of other packages.
-"""
+"""Store URLs: parse, check, show and open them. What differs from store to store, `kinds` says."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 from urllib.parse import parse_qsl, quote, unquote
 
 from msgspec import Struct
@@ -23,6 +18,7 @@ from holdfast.core.job import (
     LONGEST,
 )
 from holdfast.core.lifecycle import Retention
+from holdfast.kinds import find_opener, kind_of, known_schemes
 from holdfast.store import EVENTS_BOUND, Store
 
 
@@ -35,9 +31,6 @@ class StoreUrl(Struct, frozen=True):
     options: dict[str, str]
 
 
-Opener = Callable[[StoreUrl], Store]
-
-
 def parse_url(url: str) -> StoreUrl:
     """Parse a store URL. Raises InvalidOption, which says what to write instead."""
     head, _, query = url.partition("?")
@@ -45,7 +38,7 @@ def parse_url(url: str) -> StoreUrl:
     if not colon or not scheme:
         # The message leaves out the URL: it may contain a password.
         raise InvalidOption("store", "that is not a store URL; write for example 'file:./data' or 'redis://localhost'")
-    if rest.startswith("//") and scheme not in _PLACES and "@" in query:
+    if rest.startswith("//") and "@" in query and kind_of(url).place == "server":
         reason = "there is an '@' after the '?': in a password write '?' as %3F, in an option '@' as %40"
         raise InvalidOption("store", f"{scheme}: {reason}")
     try:
@@ -72,14 +65,28 @@ async def open_store(url: str) -> Store:
 def make_store(url: str) -> Store:
     """The store at `url`, not opened yet."""
     parsed = parse_url(url)
-    return _opener(parsed.scheme)(parsed)
+    try:
+        opener = find_opener(parsed.scheme)
+        if opener is not None:
+            return opener(parsed)
+    except ModuleNotFoundError as error:
+        install = kind_of(url).install
+        command = f"install it with: pip install '{install}'" if install else "install it"
+        raise InvalidOption("store", f"{parsed.scheme}: needs {error.name}; {command}") from error
+    raise _not_registered(parsed.scheme)
 
 
-_MAKES = {"file": "create", "postgresql": "migrate", "postgres": "migrate"}
-"""By scheme: the option that decides whether a missing store is created."""
+def _not_registered(scheme: str) -> InvalidOption:
+    family, plus, driver = scheme.partition("+")
+    schemes = known_schemes()
+    if plus and family in schemes and not any(other.startswith(f"{family}+") for other in schemes):
+        reason = f"{scheme}: names {driver}, a driver for SQLAlchemy; Holdfast brings its own, so write {family}:"
+        return InvalidOption("store", reason)
+    known = ", ".join(f"{name}:" for name in schemes)
+    return InvalidOption("store", f"no store is registered for {scheme}:; there are {known}")
+
+
 _OPTION = re.compile(r"[a-zA-Z0-9_]+")
-_PLACES = ("file", "memory")
-"""Schemes whose URLs name no server: an `@` in them is a part of a name."""
 _LOGIN = re.compile(r"([^:/?#]+://)(.*)@", re.DOTALL)
 """Up to the last `@`, wherever it is: a password that was not percent-encoded may contain anything."""
 _SECRETS = re.compile(r"([?&][a-z_]*password=)[^&]*", re.IGNORECASE)
@@ -87,7 +94,7 @@ _SECRETS = re.compile(r"([?&][a-z_]*password=)[^&]*", re.IGNORECASE)
 
 def existing(url: str) -> str:
     """The same store, but never created: a mistyped directory or database must not become an empty queue."""
-    option = _MAKES.get(url.partition(":")[0], "")
+    option = kind_of(url).create_option
     if not option or f"{option}=" in url.partition("?")[2]:
         return url
     return f"{url}{'&' if '?' in url else '?'}{option}=0"
@@ -97,14 +104,21 @@ def absolute(url: str) -> str:
     """The same store, for processes in other working directories: a relative path becomes absolute."""
     head, mark, query = url.partition("?")
     scheme, _, rest = head.partition(":")
-    if scheme != "file" or not rest or rest.startswith("/"):
+    if kind_of(url).place != "directory" or not rest or rest.startswith("/"):
         return url
-    return f"file:{quote(str(Path(unquote(rest)).expanduser().absolute()))}{mark}{query}"
+    return f"{scheme}:{quote(str(Path(unquote(rest)).expanduser().absolute()))}{mark}{query}"
+
+
+def check_shared(option: str, url: str, reason: str) -> None:
+    """Raise InvalidOption for a store that other processes cannot open. `reason` says why this one is of no use."""
+    if kind_of(url).place == "process":
+        raise InvalidOption(option, f"a {url.partition(':')[0]}: store {reason}")
 
 
 def shown_url(url: str) -> str:
     """A store's URL without its passwords, for logs and reports."""
-    found = None if url.partition(":")[0] in _PLACES else _LOGIN.match(url)
+    # A URL that names no server has an `@` as a part of a name.
+    found = _LOGIN.match(url) if kind_of(url).place == "server" else None
     if found is not None:
         user, colon, _ = found[2].partition(":")
         url = f"{found[1]}{user}{':***' if colon else ''}@{url[found.end() :]}"
@@ -167,27 +181,3 @@ class Options:
         for name in self._left:
             known = ", ".join(sorted(self._known)) or "none"
             raise InvalidOption(name, f"{self._scheme}: has no such option; it has: {known}")
-
-
-_EXTRAS = {"postgresql": "postgres", "rediss": "redis", "valkey": "redis", "valkeys": "redis", "https": "http"}
-
-
-@cache
-def _opener(scheme: str) -> Opener:
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group="holdfast.stores"):
-        if point.name == scheme:
-            try:
-                return cast("Opener", point.load())
-            except ModuleNotFoundError as error:
-                family = scheme.partition("+")[0]
-                extra = _EXTRAS.get(family, family)
-                reason = f"{scheme}: needs {error.name}; install it with: pip install 'holdfast[{extra}]'"
-                raise InvalidOption("store", reason) from error
-    family, plus, driver = scheme.partition("+")
-    if plus and family in ("postgres", "postgresql"):
-        reason = f"{scheme}: names {driver}, a driver for SQLAlchemy; Holdfast brings its own, so write {family}:"
-        raise InvalidOption("store", reason)
-    known = ", ".join(sorted(f"{point.name}:" for point in entry_points(group="holdfast.stores")))
-    raise InvalidOption("store", f"no store is registered for {scheme}:; there are {known}")

@@ -37,12 +37,14 @@ def notes(log, word):
 
 
 @job(max_attempts=100, retry=AT_ONCE, result_ttl=timedelta(days=30))
-async def work(log: str, seconds: float = 0) -> int:
-    """Has an effect, and returns the fence under which it had it."""
+async def work(log: str, seconds: float = 0, file: str = "") -> int:
+    """Has an effect, once the file is there, and returns the fence under which it had it."""
     note(log, "started")
     failpoint.hit("chaos.mid_run")
     if seconds:
         await asyncio.sleep(seconds)
+    if file:
+        await eventually(lambda: os.access(file, os.F_OK))
     note(log, "effect")
     return current_job().fence
 

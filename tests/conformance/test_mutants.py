@@ -11,7 +11,7 @@ from holdfast.testing.conformance import all_checks
 from tests.mutants import Bug, Mutant, mutants, scratch, trial
 from tests.mutants.planting import POSTGRES, REDIS, STORES
 
-HERE = [("memory", mutant) for mutant in mutants() if "memory" in mutant.stores]
+HERE = [(STORES[0], mutant) for mutant in mutants() if STORES[0] in mutant.stores]
 HERE += [(store, mutant) for store in STORES[1:] for mutant in mutants() if mutant.stores == (store,)]
 # Of so many, one is tried here: which one its name decides, so that a new bug moves no other.
 ONE_IN = {"redis": 4, "postgres": 8}

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from holdfast.opening import make_store
 from holdfast.testing.conformance import RULES, Check, Skipped, Spaces, all_checks, certify, perform
 from holdfast.testing.servers import ValkeyCluster, ValkeyServer
 from tests.stores.postgres.transactions import of_asyncpg
@@ -48,7 +49,7 @@ def spaces(request):
 
 def transaction_on(url: str):
     """A way to open a transaction of a caller's own, where the store can join one. [ENQ-7]"""
-    return partial(of_asyncpg, url) if url.startswith("postgresql:") else None
+    return partial(of_asyncpg, url) if make_store(url).capabilities.transactional_enqueue else None
 
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: f"{check.rule}-{check.name}")

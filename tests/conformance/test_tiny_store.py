@@ -1,7 +1,6 @@
 """The example store of examples/tiny_store.py keeps the whole contract, in less than 300 lines."""
 
 import asyncio
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -9,19 +8,15 @@ import pytest
 from holdfast import opening
 from holdfast.store import Store
 from holdfast.testing.conformance import Check, Skipped, Spaces, all_checks, perform
+from tests.installed import installed
 
 SOURCE = Path(__file__).parents[2] / "examples" / "tiny_store.py"
 
 
 @pytest.fixture(scope="module")
 def spaces():
-    spec = importlib.util.spec_from_file_location("tiny_store", SOURCE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    registered = opening._opener
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "_opener", lambda scheme: module.open_tiny if scheme == "tiny" else registered(scheme))
-        yield Spaces("tiny:", locate=lambda url, place: f"{url}{place}")
+    with installed("tiny_store", SOURCE.read_text(encoding="utf-8"), tiny="open_tiny"):
+        yield Spaces("tiny:")
 
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: f"{check.rule}-{check.name}")

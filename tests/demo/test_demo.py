@@ -101,7 +101,7 @@ def test_an_earlier_demo_is_cleared_and_a_running_one_is_not(tmp_path):
     directory = tmp_path / "demo"
     with fresh(directory):
         (directory / "effects.log").write_text("old")
-        (directory / "wake").mkdir()
+        (directory / "notifications").mkdir()
         with pytest.raises(NotOurs, match="another demo is running"), fresh(directory):
             pass
         assert (directory / "effects.log").exists()

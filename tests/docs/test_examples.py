@@ -51,11 +51,17 @@ def run(folder: Path, *command: str, **settings: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("store", ["file:./data", "server", "database"])
+@pytest.fixture
+def directory():
+    """The address that the README has."""
+    return "file:./data"
+
+
+@pytest.mark.parametrize("store", ["directory", "server", "database"])
 def test_the_quick_start_works_as_written(tmp_path, store, request):
     """And with the URL of a server instead, as it says."""
     readme = ROOT / "README.md"
-    url = store if store.startswith("file:") else request.getfixturevalue(store)
+    url = request.getfixturevalue(store)
     assert write_files(readme, tmp_path, "file:./data", url) == ["shop.py", "signup.py"]
     assert run(tmp_path, sys.executable, "signup.py") == "queued email-123\nduplicate ready\n"
     command = [HOLDFAST, "worker", "shop", "--store", url, "--tenant", "acme"]

@@ -127,13 +127,11 @@ def key_scoped_without_type(bug: Bug) -> None:
         plain.envelope = without(job.envelope)
         return original(store, plain, *rest)
 
-    if bug.store == "memory":
-        bug.around(dedup, "scope_of", scope)
-    else:
-        transaction = bug.file("transaction").Transaction
-        bug.around(transaction, "binding", of_envelope)
-        bug.around(transaction, "bind", of_envelope)
-        bug.around(transaction, "drop_key", of_job)
+    bug.at("memory").around(dedup, "scope_of", scope)
+    transaction = bug.file("transaction").Transaction
+    bug.at("file").around(transaction, "binding", of_envelope)
+    bug.at("file").around(transaction, "bind", of_envelope)
+    bug.at("file").around(transaction, "drop_key", of_job)
 
 
 @mutant("ENQ-3", stores=CORE)
@@ -156,19 +154,21 @@ def replay_leaves_its_key(bug: Bug) -> None:
         answers = await original(store, keys, **more)
         for job in jobs:
             if job is not None and job.envelope.idempotency is not None:
-                await _drop_key(bug, store, job)
+                await _DROP_KEY[bug.store](store, job)
         return answers
 
     bug.answer("replay", replay)
 
 
-async def _drop_key(bug: Bug, store: Any, job: Job) -> None:
-    if bug.store == "memory":
-        keys = store.tables.keys
-        del keys._bindings[dedup.scope_of(job.tenant, job.queue, job.envelope)]
-        return
+async def _drop_key_in_memory(store: Any, job: Job) -> None:
+    del store.tables.keys._bindings[dedup.scope_of(job.tenant, job.queue, job.envelope)]
 
+
+async def _drop_key_in_a_file(store: Any, job: Job) -> None:
     def change(transaction: Any) -> None:
         transaction.drop_key(job, transaction.find_lane(job.tenant, job.queue))
 
     await store._opened.change(change)
+
+
+_DROP_KEY = {"memory": _drop_key_in_memory, "file": _drop_key_in_a_file}

@@ -75,10 +75,8 @@ def trimming_ignores_readers(bug: Bug) -> None:
         log._readers = readers
         return gone
 
-    if bug.store == "memory":
-        bug.around(TableLog, "trim", trim)
-    else:
-        bug.sql("slowest_readers", "FROM readers", "FROM readers WHERE 0")
+    bug.at("memory").around(TableLog, "trim", trim)
+    bug.at("file").sql("slowest_readers", "FROM readers", "FROM readers WHERE 0")
 
 
 @mutant("EVENT-2")
@@ -89,10 +87,10 @@ def one_old_event_takes_all_before_it(bug: Bug) -> None:
         old = any(event.at <= now - EVENTS_BOUND_MS for _, event in log._entries)
         return original(log, keep_events, now + EVENTS_BOUND_MS if old else now)
 
-    if bug.store == "memory":
-        bug.around(TableLog, "trim", trim)
-    else:
-        bug.sql("log_behind", "first, at,", "first, (SELECT min(at) FROM events AS e WHERE e.last >= events.last),")
+    bug.at("memory").around(TableLog, "trim", trim)
+    bug.at("file").sql(
+        "log_behind", "first, at,", "first, (SELECT min(at) FROM events AS e WHERE e.last >= events.last),"
+    )
 
 
 @mutant("EVENT-2", stores=FACES)
@@ -130,29 +128,25 @@ def every_tenant_pays_for_the_loudest(bug: Bug) -> None:
 @mutant("EVENT-2")
 def a_reader_holds_the_events_of_all_tenants(bug: Bug) -> None:
     """One tenant's reader keeps the log of the others from being trimmed."""
-    if bug.store == "memory":
 
-        def slowest(_: Planted, log: Any, __: str) -> float:
-            return min(log._readers.values(), default=math.inf)
+    def slowest(_: Planted, log: Any, __: str) -> float:
+        return min(log._readers.values(), default=math.inf)
 
-        bug.around(TableLog, "_slowest_reader", slowest)
-    else:
-        bug.sql("slowest_readers", "SELECT tenant, min(n)", "SELECT '', (SELECT min(n) FROM readers)")
+    bug.at("memory").around(TableLog, "_slowest_reader", slowest)
+    bug.at("file").sql("slowest_readers", "SELECT tenant, min(n)", "SELECT '', (SELECT min(n) FROM readers)")
 
 
 @mutant("TENANT-5")
 def what_is_forgotten_counts_for_ever(bug: Bug) -> None:
     """A tenant's bytes never go down."""
-    if bug.store == "memory":
 
-        def count(original: Planted, jobs: Any, job: Job, by: int) -> None:
-            before = jobs.bytes.get(job.tenant, 0)
-            original(jobs, job, by)
-            jobs.bytes[job.tenant] = max(before, jobs.bytes[job.tenant])
+    def count(original: Planted, jobs: Any, job: Job, by: int) -> None:
+        before = jobs.bytes.get(job.tenant, 0)
+        original(jobs, job, by)
+        jobs.bytes[job.tenant] = max(before, jobs.bytes[job.tenant])
 
-        bug.around(bug.memory("jobs").JobTable, "count", count)
-    else:
-        bug.sql("move_lane", "bytes = bytes + ?9", "bytes = bytes + max(0, ?9)")
+    bug.at("memory").around(bug.memory("jobs").JobTable, "count", count)
+    bug.at("file").sql("move_lane", "bytes = bytes + ?9", "bytes = bytes + max(0, ?9)")
 
 
 @mutant("TENANT-5", stores=IN_PYTHON)
@@ -199,8 +193,7 @@ def result_kept_for_ever(bug: Bug) -> None:
         return original(transaction, kept)
 
     bug.around(lifecycle, "_complete", complete)
-    if bug.store == "file":
-        bug.around(bug.file("transaction").Transaction, "save_completed", save_completed)
+    bug.at("file").around(bug.file("transaction").Transaction, "save_completed", save_completed)
 
 
 @mutant("RESULT-1")
@@ -223,11 +216,9 @@ def retention_deletes_a_waiting_job(bug: Bug) -> None:
             queue.jobs = {id_: job for id_, job in queue.jobs.items() if job.claimed_at or job.enqueued_at > old}
         return await original(store, limit)
 
-    if bug.store == "memory":
-        bug.answer("prune", prune)
-    else:
-        waiting = f"WHERE (state < 4 AND CAST(origin AS INTEGER) <= ?1 - {7 * DAY}) OR (state > 4 AND expires_at <= ?1)"
-        bug.sql("forgotten_jobs", "WHERE state > 4 AND expires_at <= ?", waiting)
+    bug.at("memory").answer("prune", prune)
+    waiting = f"WHERE (state < 4 AND CAST(origin AS INTEGER) <= ?1 - {7 * DAY}) OR (state > 4 AND expires_at <= ?1)"
+    bug.at("file").sql("forgotten_jobs", "WHERE state > 4 AND expires_at <= ?", waiting)
 
 
 @mutant("KEEP-1", stores=CORE)
@@ -291,10 +282,8 @@ def reaper_misses_the_deadline(bug: Bug) -> None:
     def reap(original: Planted, tables: Any, limit: int, random: float, now: int) -> Any:
         return original(tables, limit, random, now - 1)
 
-    if bug.store == "memory":
-        bug.around(bug.memory("claims"), "end_expired_leases", reap)
-    else:
-        bug.sql("expired_leases", "deadline <= ?", "deadline < ?")
+    bug.at("memory").around(bug.memory("claims"), "end_expired_leases", reap)
+    bug.at("file").sql("expired_leases", "deadline <= ?", "deadline < ?")
 
 
 @mutant("LEASE-3")
@@ -309,12 +298,10 @@ def claims_leave_expired_leases_to_the_reaper(bug: Bug) -> None:
     def reap(original: Planted, *args: Any) -> Any:
         return [] if claiming and claiming.pop() else original(*args)
 
-    if bug.store == "memory":
-        bug.around(bug.memory("claims"), "claim", claim)
-        bug.around(bug.memory("claims"), "end_expired_leases", reap)
-    else:
-        bug.around(bug.file("claims"), "claim", claim)
-        bug.around(bug.file("claims"), "reap", reap)
+    bug.at("memory").around(bug.memory("claims"), "claim", claim)
+    bug.at("memory").around(bug.memory("claims"), "end_expired_leases", reap)
+    bug.at("file").around(bug.file("claims"), "claim", claim)
+    bug.at("file").around(bug.file("claims"), "reap", reap)
 
 
 @mutant("LEASE-5", "LEASE-1")
@@ -331,10 +318,8 @@ def token_reused_after_a_purge(bug: Bug) -> None:
             transaction.token -= 1
         original(transaction, job, lane)
 
-    if bug.store == "memory":
-        bug.around(bug.memory("tables").Tables, "forget", forget)
-    else:
-        bug.around(bug.file("transaction").Transaction, "forget_job", forget_job)
+    bug.at("memory").around(bug.memory("tables").Tables, "forget", forget)
+    bug.at("file").around(bug.file("transaction").Transaction, "forget_job", forget_job)
 
 
 @mutant("KEEP-1", stores=CORE, seen_by="a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_be")

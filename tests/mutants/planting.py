@@ -33,6 +33,15 @@ FACES = IN_PYTHON + REDIS + POSTGRES
 """Where what a store answers can be bent, whatever stands behind it."""
 SHARDS = ("shards",)
 
+_FACES = {
+    "memory": ("memory", "MemoryStore"),
+    "file": ("file", "FileStore"),
+    "redis": ("redis", "RedisStore"),
+    "shards": ("redis", "RedisStore"),
+    "postgres": ("postgres", "PostgresStore"),
+}
+"""The package and the class of each store."""
+
 _BREAKDOWNS = ("0A", "21", "22", "23", "2F", "42", "P0", "XX")
 """Classes of PostgreSQL's errors that say that a statement makes no sense, or was given what it cannot work with."""
 _MOST_RUNS = 200_000
@@ -95,6 +104,10 @@ class Bug:
 
     # The store under test ---------------------------------------------------------------------------------------
 
+    def at(self, store: str) -> Bug:
+        """This bug if that store is under test; else one that is put together and put nowhere."""
+        return self if store == self.store else _Elsewhere(store, self._stack)
+
     def memory(self, part: str) -> ModuleType:
         """A module of the memory store. Stores are never imported, only found."""
         return import_module(f"holdfast.stores.memory.{part}")
@@ -113,12 +126,9 @@ class Bug:
 
     @property
     def face(self) -> Any:
-        """The class of the store under test, to change its answers."""
-        if self.store == "memory":
-            return self.memory("store").MemoryStore
-        if self.store == "postgres":
-            return self.postgres("store").PostgresStore
-        return self.file("store").FileStore if self.store == "file" else self.redis("store").RedisStore
+        """The class of the store under test, where what it answers can be bent."""
+        part, name = _FACES[self.store]
+        return getattr(import_module(f"holdfast.stores.{part}.store"), name)
 
     def answer(self, method: str, planted: Callable[..., Awaitable[Any]]) -> None:
         """Replace a method of the `Store` protocol."""
@@ -131,10 +141,8 @@ class Bug:
             for logged in planted(event):
                 original(store, logged, *rest)
 
-        if self.store == "memory":
-            self.around(TableLog, "append", append)
-        else:
-            self.around(self.file("transaction").Transaction, "append", append)
+        self.at("memory").around(TableLog, "append", append)
+        self.at("file").around(self.file("transaction").Transaction, "append", append)
 
     # SQL --------------------------------------------------------------------------------------------------------
 
@@ -207,6 +215,13 @@ class Bug:
             return original(error, *args)
 
         self._put(errors, "translate", original, translate)
+
+
+class _Elsewhere(Bug):
+    """A bug for another store than the one under test: it must fit the code, and is not put in place."""
+
+    def _put(self, owner: object, name: str, original: object, value: object) -> None:
+        pass
 
 
 class _Scripts(dict[str, Any]):
@@ -377,7 +392,9 @@ class Mutant(Struct, frozen=True):
         """Plant the bug inside this block only."""
         with ExitStack() as stack:
             bug = Bug(store, stack)
-            _ = bug.face  # Loads the store, so that all that holds a function is found.
+            for loaded in self.stores:
+                # A store that is loaded after the planting would keep what was planted.
+                _ = Bug(loaded, stack).face
             self.plant(bug)
             yield bug
 

@@ -16,6 +16,8 @@ from unittest import mock
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.kinds import kind_of
+from holdfast.opening import make_store
 from holdfast.testing.conformance import Certificate, Check, Row, Spaces, all_checks, certify, harness
 from holdfast.testing.conformance import certificate as certificates
 from holdfast.testing.conformance.harness import Transaction
@@ -119,7 +121,7 @@ async def _until_one_notices(mutant: Mutant, store: str, url: str, chosen: list[
 
 
 async def _try(url: str, check: Check) -> Row:
-    spaces = Spaces(url, _locate(url), exact=url.startswith("postgresql:"))
+    spaces = Spaces(url, _locate(url), exact=_joins_transactions(url))
     try:
         return await certificates.try_check(check, spaces, _transaction(url))
     finally:
@@ -131,7 +133,7 @@ async def _certify(url: str) -> Certificate:
 
 
 def _locate(url: str) -> Callable[[str, str], str] | None:
-    return _beside if url.startswith(("redis:", "postgresql:")) else None
+    return _beside if kind_of(url).place == "server" else None
 
 
 def _beside(url: str, place: str) -> str:
@@ -152,7 +154,13 @@ def _transaction(url: str) -> Transaction | None:
         finally:
             await connection.close()
 
-    return transaction if url.startswith("postgresql:") else None
+    return transaction if _joins_transactions(url) else None
+
+
+@cache
+def _joins_transactions(url: str) -> bool:
+    """It then also has exact quotas for enqueues that join none, and exact turns for one process."""
+    return make_store(url).capabilities.transactional_enqueue
 
 
 def _order(mutant: Mutant, check: Check) -> tuple[bool, int]:

@@ -37,20 +37,16 @@ def priority_ignored(bug: Bug) -> None:
         row = original(*args)
         return (*row[:4], 4, *row[5:])
 
-    if bug.store == "memory":
-        _reorder(bug, lambda job: (0, job.visible_at, job.seq))
-    else:
-        bug.around(bug.file("rows"), "new_row", new_row)
+    _reorder(bug.at("memory"), lambda job: (0, job.visible_at, job.seq))
+    bug.at("file").around(bug.file("rows"), "new_row", new_row)
 
 
 @mutant("CLAIM-2")
 def fifo_reversed(bug: Bug) -> None:
-    """Of two jobs that became visible at the same instant, the later enqueue is first."""
-    if bug.store == "memory":
-        _reorder(bug, lambda job: (-job.envelope.priority, job.visible_at, -job.seq))
-    else:
-        next_job = (bug.file("claims")._Picker, "_next")
-        bug.query("VISIBLE", "ORDER BY visible_at, seq", "ORDER BY visible_at, seq DESC", used_by=next_job)
+    """Of two jobs that became visible at the same moment, the one sent last comes first."""
+    _reorder(bug.at("memory"), lambda job: (-job.envelope.priority, job.visible_at, -job.seq))
+    next_job = (bug.file("claims")._Picker, "_next")
+    bug.at("file").query("VISIBLE", "ORDER BY visible_at, seq", "ORDER BY visible_at, seq DESC", used_by=next_job)
 
 
 @mutant("CLAIM-1", "ENQ-5", stores=("memory",))
@@ -79,11 +75,9 @@ def paused_queue_hands_out(bug: Bug) -> None:
         lane.paused = paused
         return job
 
-    if bug.store == "memory":
-        bug.around(bug.memory("queues").TenantQueue, "first_ready", first)
-    else:
-        bug.sql("lane_paused", "SELECT paused", "SELECT 0")
-        bug.sql("lanes_entering", "AND paused = 0", "")
+    bug.at("memory").around(bug.memory("queues").TenantQueue, "first_ready", first)
+    bug.at("file").sql("lane_paused", "SELECT paused", "SELECT 0")
+    bug.at("file").sql("lanes_entering", "AND paused = 0", "")
 
 
 @mutant("CLAIM-3", stores=FACES)
@@ -138,10 +132,8 @@ def claim_gives_more_than_was_asked_for(bug: Bug) -> None:
 
 
 def _around_cost(bug: Bug, cost: Planted) -> None:
-    if bug.store == "memory":
-        bug.around(SettingsTable, "turn_cost", cost)
-    else:
-        bug.around(bug.file("transaction").Transaction, "cost", cost)
+    bug.at("memory").around(SettingsTable, "turn_cost", cost)
+    bug.at("file").around(bug.file("transaction").Transaction, "cost", cost)
 
 
 @mutant("TENANT-4")
@@ -249,10 +241,8 @@ def quota_ignored(bug: Bug) -> None:
     def over_quota(*_: Any) -> None:
         return None
 
-    if bug.store == "memory":
-        bug.around(bug.memory("tables").Tables, "over_quota", over_quota)
-    else:
-        bug.around(bug.file("transaction").Transaction, "over_quota", over_quota)
+    bug.at("memory").around(bug.memory("tables").Tables, "over_quota", over_quota)
+    bug.at("file").around(bug.file("transaction").Transaction, "over_quota", over_quota)
 
 
 @mutant("TENANT-5")
@@ -270,9 +260,7 @@ def replay_gets_around_the_quota(bug: Bug) -> None:
         finally:
             replaying.pop()
 
-    if bug.store == "memory":
-        bug.around(bug.memory("tables").Tables, "over_quota", over_quota)
-        bug.around(bug.memory("changes"), "replay", replay)
-    else:
-        bug.around(bug.file("transaction").Transaction, "over_quota", over_quota)
-        bug.around(bug.file("changes"), "_replay_one", replay)
+    bug.at("memory").around(bug.memory("tables").Tables, "over_quota", over_quota)
+    bug.at("memory").around(bug.memory("changes"), "replay", replay)
+    bug.at("file").around(bug.file("transaction").Transaction, "over_quota", over_quota)
+    bug.at("file").around(bug.file("changes"), "_replay_one", replay)

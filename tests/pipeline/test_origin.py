@@ -14,6 +14,7 @@ from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.landing import land
 from holdfast.pipeline.origin import check_known, establish_origin
 from holdfast.pipeline.reader import EventFilter
+from holdfast.testing.conformance import Spaces
 from tests.pipeline.traffic import make_traffic, of_store
 from tests.stores.file.test_restore import copy
 
@@ -48,18 +49,13 @@ def take_in(lake, url):
     return origin
 
 
-def another(url, tmp_path):
-    """The address of a store that is not there yet, on the same server."""
-    return f"file:{tmp_path / 'anew'}" if url.startswith("file") else url.replace("prefix=", "prefix=anew")
-
-
 @pytest.fixture(params=["file", "valkey"])
-def made_anew(request, tmp_path, lake):
+def made_anew(request, lake):
     """A lake, and a store that is not the one it has read."""
     url = request.getfixturevalue(f"{request.param}_url")
     of_store(url, lambda store: make_traffic(store, 40))
     take_in(lake, url)
-    return another(url, tmp_path)
+    return Spaces(url).url("anew")
 
 
 @pytest.mark.parametrize("jobs", [5, 200])

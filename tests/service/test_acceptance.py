@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from holdfast import Queue
 from tests.eventually import eventually
 from tests.service.support import problem
 
@@ -190,7 +191,7 @@ async def test_a_result_that_is_forgotten_during_the_wait_is_told_as_expired(cli
     path = "/v1/queues/default/jobs/x/result"
     waiting = asyncio.create_task(client.get(path, params={"wait_s": 30}))
     (job,) = await client.claim()
-    watches = service.context._tenant(tenant).waits._watches
+    watches = service.context.connection(tenant).waits._watches
     await eventually(lambda: [watch for lives in watches.values() for watch in lives.values() if watch.seen])
     await client.finish(job, result="done")
     problem(await waiting, 404, "result_expired")
@@ -361,7 +362,7 @@ async def test_a_payload_of_another_codec_travels_as_base64(client):
 
 async def test_a_quota_is_answered_429_and_says_when_to_come_again(client, service, tenant):
     """[TENANT-5]"""
-    await service.context.queue(tenant).set_tenant(max_waiting=1)
+    await Queue(store=service.context.store, tenant=tenant).set_tenant(max_waiting=1)
     await client.enqueue()
     answer = await client.post("/v1/jobs", json={})
     problem(answer, 429, "quota_exceeded")

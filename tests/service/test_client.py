@@ -22,6 +22,7 @@ from holdfast import (
     job,
 )
 from holdfast.core.job import Cancel, ClaimRequest, Finish, Finished, JobKey, JobState, Result
+from holdfast.opening import open_store
 from holdfast.service.settings import TokenSettings
 from holdfast.testing.processes import free_port
 from tests.service.support import KEY, PATIENCE_S, token
@@ -95,7 +96,7 @@ async def test_a_result_in_a_blob_store_of_the_workers_own_is_a_failure_that_is_
 
 
 async def test_a_batch_over_http_has_the_errors_of_its_items(address, tenant, service):
-    await service.context.queue(tenant).set_tenant(max_waiting=2)
+    await Queue(store=service.context.store, tenant=tenant).set_tenant(max_waiting=2)
     async with connected(address, tenant) as queue:
         with pytest.raises(PartlyRefused) as caught:
             await queue.enqueue_many([1, 2, 3])
@@ -224,8 +225,9 @@ async def test_what_is_no_service_is_told(tenant, answer, error):
 async def test_what_http_does_not_carry_says_so_and_what_to_do(address, tenant, url):
     async with connected(address, tenant) as queue:
         assert not queue.capabilities.transactional_enqueue
-        # As the store behind it says: the Valkey server of the tests writes nothing to disk.
-        assert queue.capabilities.durable == (not url.startswith("redis:"))
+        behind = await open_store(url)
+        assert queue.capabilities.durable == behind.capabilities.durable
+        await behind.close()
         for_all = ClaimRequest(None, ("default",), 1, 30_000, "w")
         for call in (
             queue.set_tenant(weight=2), queue.workers(), queue.register_reader("r"), queue.store.claim(for_all),

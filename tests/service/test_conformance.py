@@ -115,14 +115,14 @@ def bases(request, tmp_path_factory):
 @pytest.fixture
 def run(behind, bases, monkeypatch):
     """Runs a check through the service on a kind of store."""
-    known = stores._opener
+    known = stores.find_opener
     at = []
 
     def clients(url):
         place, _, query = url.url.partition(":")[2].partition("?")
         return Tenants(behind, at[0].url(place, **dict(parse_qsl(query))))
 
-    monkeypatch.setattr(stores, "_opener", lambda scheme: clients if scheme == "behind" else known(scheme))
+    monkeypatch.setattr(stores, "find_opener", lambda scheme: clients if scheme == "behind" else known(scheme))
 
     def run(store, check):
         at[:] = [bases(store)]

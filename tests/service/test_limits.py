@@ -177,7 +177,7 @@ async def test_a_wait_for_a_result_ends_when_its_client_leaves():
         reader, writer = await connect(service)
         path = "/v1/queues/default/jobs/x/result?wait_s=60"
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token()}\r\n\r\n".encode())
-        watches = service.context._tenant("acme").waits._watches
+        watches = service.context.connection("acme").waits._watches
         await eventually(lambda: len(watches), lambda count: count == 1)
         writer.close()
         await eventually(lambda: len(watches), lambda count: count == 0)

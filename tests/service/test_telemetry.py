@@ -99,7 +99,7 @@ async def test_what_goes_wrong_inside_is_logged_and_not_told(lines, monkeypatch)
             raise RuntimeError("a secret of the house")
 
         with monkeypatch.context() as patch:
-            patch.setattr(service.context, "get", broken)
+            patch.setattr(service.context.connection("acme"), "gets", broken)
             answer = await client.get("/v1/queues/q/jobs/x")
     assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
     assert "secret" not in answer.text

@@ -40,6 +40,10 @@ def urls(scheme):
             yield f"{scheme}user:{password}{place}"  # The `@` before the host was forgotten.
 
 
+NOT_OPENED = {"https", "rediss"}
+"""There would be a TLS context for each of their URLs."""
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_no_error_of_a_store_shows_a_password(scheme):
     opened = 0
@@ -51,7 +55,7 @@ async def test_no_error_of_a_store_shows_a_password(scheme):
             assert clean(shown), (url, shown)
             continue
         assert clean(repr(store)), url
-        if "https" in scheme or "rediss" in scheme or opened > 12:
+        if scheme.partition("+")[0] in NOT_OPENED or opened > 12:
             continue
         opened += 1
         with pytest.raises(HoldfastError) as refused:

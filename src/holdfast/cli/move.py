@@ -61,15 +61,13 @@ def move_tenant(
 
 
 def make_plan(source: str, target: str, tenant: str | None, wait: str) -> MovePlan:
-    """The move for these options. Raises InvalidOption."""
-    from holdfast.core.errors import InvalidOption
+    """The move that the options describe. Raises InvalidOption."""
     from holdfast.migrate import MovePlan
-    from holdfast.opening import parse_url
+    from holdfast.opening import check_shared
 
     waits = duration("wait", wait)
     for name, url in (("SRC", source), ("DST", target)):
-        if parse_url(url).scheme == "memory":
-            raise InvalidOption(name, "a memory: store is lost when this process ends; give another store")
+        check_shared(name, url, "ends with this process; give another store")
     return MovePlan(source, target, tenant_name(tenant), waits.total_seconds() if waits else 0.0)
 
 

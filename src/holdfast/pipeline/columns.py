@@ -6,7 +6,7 @@ Only the columns of the schema are built: a reader that asks for three columns b
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -16,6 +16,7 @@ import pyarrow.compute as pc  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core.errors import InvalidOption
 from holdfast.core.events import EventColumns
+from holdfast.kinds import OffsetForm
 from holdfast.pipeline.positions import POSITION_WIDTH
 
 if TYPE_CHECKING:
@@ -55,22 +56,19 @@ def _column(values: Any, type_: Any) -> Any:
     return values if values.type == type_ else values.cast(type_)
 
 
-def position_maker(store: str) -> Callable[[Any, int], Any]:
-    """The function that turns a column of offsets of this store into positions of a shard.
-
-    file: one number and a check value. redis: one number for each shard. postgres: four numbers, all of which count.
-    """
-    return _from_all if store == "postgres" else _from_shard
+def position_maker(form: OffsetForm) -> Callable[[Any, int], Any]:
+    """The function that turns a column of offsets of this form into positions of a shard."""
+    return _from_shard if form.by_shard else partial(_from_all, form.used)
 
 
 def _from_shard(offsets: Any, shard: int) -> Any:
     return _padded(_compute.list_element(_compute.split_pattern(offsets, "."), shard))
 
 
-def _from_all(offsets: Any, shard: int) -> Any:
+def _from_all(used: int | None, offsets: Any, shard: int) -> Any:
     del shard
     parts = _compute.split_pattern(offsets, ".")
-    count = len(parts[0])
+    count = used or len(parts[0])
     padded = [_padded(_compute.list_element(parts, n)) for n in range(count)]
     return _compute.binary_join_element_wise(*padded, ".") if count > 1 else padded[0]
 

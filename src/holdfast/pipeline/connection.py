@@ -8,9 +8,9 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
-from holdfast.core.errors import InvalidOption, Unsupported
+from holdfast.core.errors import Unsupported
 from holdfast.extensions import SplitLog
-from holdfast.opening import existing, open_store, parse_url
+from holdfast.opening import check_shared, existing, open_store
 from holdfast.store import Store
 
 T = TypeVar("T")
@@ -20,9 +20,7 @@ class OpenStore:
     """An existing store, opened in an event loop that runs in its own thread. It is never created."""
 
     def __init__(self, url: str) -> None:
-        if parse_url(url).scheme == "memory":
-            reason = "a memory: store exists in one process, but Spark runs several; use file:, redis: or postgresql:"
-            raise InvalidOption("store", reason)
+        check_shared("store", url, "exists in one process, but Spark runs several; use file:, redis: or postgresql:")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-pipeline", daemon=True)
         self._thread.start()

@@ -17,11 +17,10 @@ from msgspec import json as msgjson
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
-from holdfast.core.errors import InvalidOption
 from holdfast.migrate import MovePlan
 from holdfast.migrate.mover import StepRunner
 from holdfast.migrate.steps import Advance, Receipt, StepInput, run_step
-from holdfast.opening import existing, open_store, parse_url
+from holdfast.opening import check_shared, existing, open_store
 from holdfast.pipeline.errors import plainly
 
 RECEIPTS = StructType([StructField("receipt", StringType(), nullable=False)])
@@ -32,10 +31,7 @@ _arrow = cast("Any", pa)
 def check_stores(plan: MovePlan) -> None:
     """Raise InvalidOption for a store that tasks cannot reach."""
     for name, url in (("SRC", plan.source), ("DST", plan.target)):
-        if parse_url(url).scheme == "memory":
-            raise InvalidOption(
-                name, "a memory: store exists in one process, but Spark runs several; use another store"
-            )
+        check_shared(name, url, "exists in one process, but Spark runs several; use another store")
 
 
 def spark_walker(spark: SparkSession, plan: MovePlan) -> StepRunner:

@@ -21,7 +21,7 @@ from holdfast.extensions import LogRange
 from holdfast.opening import parse_url, shown_url
 from holdfast.pipeline.json_files import read_json, write_json
 from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.positions import place_in, positions
+from holdfast.pipeline.positions import offset_before, positions
 from holdfast.store import LogPage, Reader
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _check_log(opened: OpenStore, lake: Lake, plan: IngestPlan, *, known: bool) 
         # The log was trimmed: the query raises that, and says how to continue.
     except InvalidOption:
         raise StoreMismatch(f"the lake in {lake.root} has read up to {offset}, which {_OTHER}") from None
-    found = [_same(opened, *last) for last in _last_events(lake)]
+    found = [_same(opened, plan.store, *last) for last in _last_events(lake)]
     if False in found:
         raise StoreMismatch(f"the last event that the lake in {lake.root} has read {_OTHER}")
     if not known and True not in found and not plan.accept_gap:
@@ -139,15 +139,10 @@ async def _bounds(opened: OpenStore, offset: str) -> None:
     await opened.log.bounds(offset)
 
 
-def _same(opened: OpenStore, shard: int, offset: str, event: tuple[Any, ...]) -> bool | None:
+def _same(opened: OpenStore, url: str, shard: int, offset: str, event: tuple[Any, ...]) -> bool | None:
     """Whether the store has exactly this event at this offset; None if it no longer keeps that offset."""
-    name = opened.store.capabilities.name
-    parts = [int(part) for part in offset.split(".")]
-    parts[place_in(name, shard)] -= 1
-    # A file store's check value belongs to the event itself, not to the one before it.
-    before = ".".join(map(str, parts[:1] if name == "file" else parts))
     try:
-        page = opened.run(_read(opened, LogRange(shard, before, offset)))
+        page = opened.run(_read(opened, LogRange(shard, offset_before(url, shard, offset), offset)))
     except EventsTrimmed:
         return None
     except InvalidOption:

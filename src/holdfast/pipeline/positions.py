@@ -1,20 +1,33 @@
-"""Positions: the offsets of a store as texts that sort, byte by byte, in log order within a shard."""
+"""Positions: the offsets of a store as texts that sort, byte by byte, in log order within a shard.
+
+How a store's offsets are built it declares itself: `kinds.OffsetForm`.
+"""
 
 from __future__ import annotations
+
+from holdfast.kinds import OffsetForm, kind_of
 
 POSITION_WIDTH = 20
 """Digits of each number in a position."""
 
 
-def place_in(store: str, shard: int) -> int:
-    """Which number of an offset counts the events of this shard one by one, in a store of this name."""
-    return -1 if store == "postgres" else shard
+def offset_before(store: str, shard: int, offset: str) -> str:
+    """The offset just before the event of this shard that has `offset`, in the store at this URL.
+
+    It has no check value: that of `offset` belongs to the event itself.
+    """
+    form = kind_of(store).offsets
+    numbers = [int(number) for number in _used(form, offset)]
+    numbers[shard if form.by_shard else -1] -= 1
+    return ".".join(map(str, numbers))
 
 
 def positions(store: str, offset: str) -> list[str]:
     """The position in each shard that an offset of the store at this URL stands for."""
-    parts = [part.zfill(POSITION_WIDTH) for part in offset.split(".")]
-    scheme = store.partition(":")[0]
-    if scheme == "file":
-        return parts[:1]  # The second number is a check value.
-    return parts if "redis" in scheme or "valkey" in scheme else [".".join(parts)]
+    form = kind_of(store).offsets
+    numbers = [number.zfill(POSITION_WIDTH) for number in _used(form, offset)]
+    return numbers if form.by_shard else [".".join(numbers)]
+
+
+def _used(form: OffsetForm, offset: str) -> list[str]:
+    return offset.split(".")[: form.used]

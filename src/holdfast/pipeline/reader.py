@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from holdfast.core.events import EventColumns, Gap
 from holdfast.core.job import Job, JobState
 from holdfast.extensions import LogRange
+from holdfast.kinds import kind_of
 from holdfast.pipeline.columns import EVENT_COLUMNS, BatchBuilder, EventSource, position_maker
 from holdfast.pipeline.connection import OpenStore
 from holdfast.pipeline.job_columns import JOB_COLUMNS
@@ -69,7 +70,7 @@ def read_range(
     """The events of a range of the log as record batches. Calls `on_gap` for what is missing. Raises EventsTrimmed."""
     builder = BatchBuilder(schema, EVENT_COLUMNS)
     with OpenStore(url) as opened, _gc_disabled():
-        position = position_maker(opened.store.capabilities.name)
+        position = position_maker(kind_of(url).offsets)
         page = opened.run(opened.log.read(log_range, PAGE))
         while True:
             following = None

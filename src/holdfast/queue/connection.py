@@ -37,7 +37,10 @@ class Address(Struct, frozen=True):
 
 
 class Connection:
-    """What the parts of a Queue share. All its calls name one tenant. [TENANT-1]"""
+    """What every part of a Queue works with, and the requests of one tenant at a service.
+
+    All its calls name one tenant. [TENANT-1]
+    """
 
     def __init__(
         self,
@@ -45,11 +48,11 @@ class Connection:
         store: Store | None,
         *,
         tenant: str | None,
-        token: str | Callable[[], str] | None,
-        name: str,
-        codec: str,
+        token: str | Callable[[], str] | None = None,
+        name: str = "default",
+        codec: str = "json",
         blobs: str | Blobs | None,
-        events: Literal["transitions", "all"] | None,
+        events: Literal["transitions", "all"] | None = None,
     ) -> None:
         if (url is None) == (store is None):
             raise InvalidOption("store", "give a store's URL, or an open store as store=, and not both")

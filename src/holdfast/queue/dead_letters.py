@@ -17,7 +17,7 @@ from holdfast.store import ListQuery, ReplayAnswer
 FAILED = frozenset({JobState.FAILED})
 
 
-async def replay(connection: Connection, owner: Owner, key: JobKey) -> Ticket[Any]:
+async def replay(connection: Connection, owner: Owner | None, key: JobKey) -> Ticket[Any]:
     """Replay one dead letter. Concurrent calls share a round trip. [STATE-3]"""
     connection.check_open()
     ticket = _replay_ticket(owner, key, await connection.replays(key))
@@ -28,7 +28,7 @@ async def replay(connection: Connection, owner: Owner, key: JobKey) -> Ticket[An
 
 async def replay_many(
     connection: Connection,
-    owner: Owner,
+    owner: Owner | None,
     ids: Iterable[str] | None,
     queue: str | None,
     type: str | None,
@@ -63,7 +63,7 @@ async def purge(connection: Connection, key: JobKey) -> PurgeStatus:
     """Remove one finished job. [KEEP-1]"""
     connection.check_open()
     job = await connection.gets(key)
-    return "not_found" if job is None else (await _purge(connection, [job]))[0]
+    return "not_found" if job is None else (await _purge_as_read(connection, [job]))[0]
 
 
 async def purge_matching(
@@ -81,7 +81,7 @@ async def purge_matching(
         until = now if before is None else instant_ms("before", before)
     purged = 0
     async for jobs in _failed_until(connection, queue, type, error, until):
-        purged += (await _purge(connection, jobs)).count("purged")
+        purged += (await _purge_as_read(connection, jobs)).count("purged")
     return purged
 
 
@@ -101,20 +101,26 @@ async def _failed_until(
             return
 
 
-def _replay_ticket(owner: Owner, key: JobKey, answer: ReplayAnswer) -> Ticket[Any]:
+def _replay_ticket(owner: Owner | None, key: JobKey, answer: ReplayAnswer) -> Ticket[Any]:
     if isinstance(answer, Replayed):
         return Ticket(owner, key, "replayed", JobState.READY)
     return Ticket(owner, key, "refused", None, error=answer)
 
 
-async def _purge(connection: Connection, jobs: Sequence[Job]) -> Sequence[PurgeStatus]:
-    items = [Purge(job.key, job.finished_at) for job in jobs]
+async def _purge_as_read(connection: Connection, jobs: Sequence[Job]) -> Sequence[PurgeStatus]:
+    return await purge_jobs(connection, [Purge(job.key, job.finished_at) for job in jobs], jobs)
+
+
+async def purge_jobs(
+    connection: Connection, items: Sequence[Purge], jobs: Sequence[Job | None] | None = None
+) -> Sequence[PurgeStatus]:
+    """Forget finished jobs, and the blobs of their results. `jobs`: what was just read of them, if it was. [KEEP-1]"""
+    blobs = connection.blobs
+    if jobs is None and blobs is not None:
+        jobs = await connection.counted("get", connection.live.get([item.key for item in items]))
     answers = await connection.counted("purge", connection.live.purge(items))
-    blobs = [
-        job.result.blob
-        for job, answer in zip(jobs, answers, strict=True)
-        if answer == "purged" and job.result is not None and job.result.blob
-    ]
-    if blobs and connection.blobs is not None:
-        await connection.blobs.delete(blobs)
+    if jobs is not None and blobs is not None:
+        found = zip(jobs, answers, strict=True)
+        results = [job.result for job, answer in found if job is not None and answer == "purged"]
+        await blobs.delete(result.blob for result in results if result is not None and result.blob)
     return answers

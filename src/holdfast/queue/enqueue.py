@@ -17,7 +17,7 @@ from holdfast.jobs.definition import Message, untyped
 from holdfast.jobs.options import EnqueueOptions, Resolved, Seconds, resolve, timeout_s
 from holdfast.queue.coalesce import BATCH_LIMIT
 from holdfast.queue.connection import Connection
-from holdfast.queue.results import fetch_blob, outcome
+from holdfast.queue.results import end_of, fetch_blob, outcome
 from holdfast.queue.ticket import Owner, Ticket
 from holdfast.store import EnqueueAnswer
 from holdfast.telemetry import metrics, tracing
@@ -118,7 +118,7 @@ class Producer:
             if ticket.status == "queued":
                 watch.enqueued()
                 left = None if end is None else max(0.0, end - clock())
-                return await outcome(self._connection, watch, left, ticket.result_type)
+                return await outcome(self._connection, await end_of(watch, left), ticket.result_type)
         return await ticket.wait(None if end is None else max(0.0, end - clock()))
 
     async def start(self, flow: Flow, connection: Any) -> Ticket[dict[str, Any]]:
@@ -210,7 +210,7 @@ class Producer:
     async def _add_blob(self, ticket: Ticket[Any]) -> None:
         # If the blob is gone, the ticket says so when its result is read. The enqueue itself has succeeded.
         with contextlib.suppress(ResultExpired):
-            ticket.blob = await fetch_blob(self._connection.blobs, ticket.kept, ticket.key)
+            ticket.blob = await fetch_blob(self._connection, ticket.kept, ticket.key)
 
 
 def raises_refusals(on_refused: OnRefused | None, connection: Any) -> bool:

@@ -23,7 +23,7 @@ async def get(connection: Connection, key: JobKey) -> JobRecord | None:
     """A job with its result. [TENANT-2]"""
     connection.check_open()
     job = await connection.gets(key)
-    return None if job is None else JobRecord(job, await fetch_blob(connection.blobs, job.result, key))
+    return None if job is None else JobRecord(job, await fetch_blob(connection, job.result, key))
 
 
 async def page(connection: Connection, query: ListQuery) -> JobPage:

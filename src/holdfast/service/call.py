@@ -21,6 +21,7 @@ from holdfast.service.shares import Hold
 from holdfast.service.tokens import ADMIN, Caller
 
 if TYPE_CHECKING:
+    from holdfast.queue.connection import Connection
     from holdfast.service.context import ServiceContext
 
 Scope = MutableMapping[str, Any]
@@ -70,6 +71,11 @@ class ServiceCall(Generic[B, Q]):
     @property
     def tenant(self) -> str:
         return self.caller.tenant
+
+    @property
+    def connection(self) -> Connection:
+        """What a Queue of this tenant works with. The tenant's requests share it."""
+        return self.context.connection(self.caller.tenant)
 
     @property
     def queue(self) -> str:

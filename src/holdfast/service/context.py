@@ -1,4 +1,4 @@
-"""What all requests of one process share: the open store, waiting claims, and a Queue for each tenant."""
+"""What all requests of one process share: the open store, waiting claims, and a connection for each tenant."""
 
 from __future__ import annotations
 
@@ -13,33 +13,25 @@ from msgspec.structs import replace
 from holdfast.blobs import Blobs, result_name
 from holdfast.budgets import ceiling_ms, enforcer_of, usage_of
 from holdfast.core.budgets import Budgets, BudgetUse, TenantUsage
-from holdfast.core.errors import HoldfastError, ResultExpired, StoreBusy, StoreError, StoreUnavailable
+from holdfast.core.errors import StoreError
 from holdfast.core.failpoint import hit
 from holdfast.core.job import (
     RESULT_LIMIT,
-    Cancel,
-    CancelStatus,
     Claimed,
     ClaimRequest,
-    Extend,
     Finish,
     Job,
-    JobKey,
     NewJob,
-    Purge,
-    PurgeStatus,
     Result,
 )
 from holdfast.ids import new_id
 from holdfast.maintenance.runner import Maintenance
 from holdfast.queue.claims import Claimer
-from holdfast.queue.coalesce import Coalescer
-from holdfast.queue.queue import Queue
-from holdfast.queue.waiting import Waits
-from holdfast.service.answer_size import ANSWER_BYTES, MAX_BYTES, AnswerSize, LargestJobs, count_that_fit
+from holdfast.queue.connection import Connection
+from holdfast.service.answer_size import AnswerSize, LargestJobs, count_that_fit
 from holdfast.service.audit import TrailQueue
 from holdfast.service.event_cache import EventCaches
-from holdfast.service.fair import CallsExhausted, fair
+from holdfast.service.fair import fair
 from holdfast.service.keys import Keys
 from holdfast.service.limits import TenantRates, TokenRates
 from holdfast.service.proofs import Proofs
@@ -49,24 +41,20 @@ from holdfast.service.shares import Hold, Shares
 from holdfast.service.tokens import Tokens
 from holdfast.service.turns import CheckTurns
 from holdfast.service.types import TypeCache
-from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, ListQuery, Page, Store
+from holdfast.store import EnqueueAnswer, FinishAnswer, ListQuery, Page, Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
 
 _log = get_logger(__name__)
 
 MAX_TENANTS = 10_000
-"""The most tenants whose Queue is kept."""
+"""The most tenants whose connection is kept."""
 
 
 class _Tenant(NamedTuple):
     """What the requests of one tenant share. Tenants share no round trips: one may be blocked. [TENANT-4]"""
 
-    queue: Queue
-    waits: Waits
-    enqueues: Coalescer[NewJob, EnqueueAnswer | HoldfastError]
-    gets: Coalescer[JobKey, Job | None]
-    cancels: Coalescer[Cancel, CancelStatus]
+    connection: Connection
     largest: LargestJobs
 
 
@@ -182,9 +170,7 @@ class ServiceContext:
             self._upkeep.cancel()
             await asyncio.wait([self._upkeep])
         for tenant in self._tenants.values():
-            await tenant.queue.close()
-            for calls in (tenant.enqueues, tenant.gets, tenant.cancels):
-                await calls.settle()
+            await tenant.connection.close()
         if self.trail is not None:
             await self.trail.close()
         self.claimer.close()
@@ -193,50 +179,28 @@ class ServiceContext:
         await self.revoked.close()
         await self.store.close()
 
-    def queue(self, tenant: str) -> Queue:
-        """The tenant's Queue."""
-        return self._tenant(tenant).queue
-
-    async def ended(self, key: JobKey, wait_s: float, gone: asyncio.Future[None]) -> Job | None:
-        """Wait for the end of a job and return it; None if there is no such job. [RESULT-2]
-
-        The wait ends when `gone` is done. Raises WaitTimeout, or ResultExpired if the job is forgotten meanwhile.
-        [RESULT-1]
-        """
-        with self._tenant(key.tenant).waits.watch(key) as watch:
-            watch.look()
-            job = await watch.wait(wait_s, gone)
-            if job is None and watch.seen:
-                raise ResultExpired(key.queue, key.id)
-            return job
+    def connection(self, tenant: str) -> Connection:
+        """What a Queue of this tenant works with: shared round trips, waits, blobs."""
+        return self._tenant(tenant).connection
 
     def _tenant(self, name: str) -> _Tenant:
         tenant = self._tenants.pop(name, None)
         if tenant is None:
             if len(self._tenants) >= MAX_TENANTS:
                 del self._tenants[next(iter(self._tenants))]
-            queue = Queue(store=self.store, tenant=name, blobs=self.blobs)
-            gets = Coalescer(self._get)
-            waits = Waits(name, self.store.listen, gets)
-            tenant = _Tenant(queue, waits, Coalescer(self._enqueue), gets, Coalescer(self._cancel), LargestJobs())
+            tenant = _Tenant(Connection(None, self.store, tenant=name, blobs=self.blobs), {})
         self._tenants[name] = tenant
         return tenant
 
-    async def enqueue(self, item: NewJob) -> EnqueueAnswer | HoldfastError:
+    async def enqueue(self, item: NewJob) -> EnqueueAnswer:
         """Enqueue one job, in one round trip with others of its tenant."""
-        return await self._tenant(item.key.tenant).enqueues(item)
+        hit("service.before_enqueue")
+        return _enqueued([await self.connection(item.key.tenant).enqueues(item)])[0]
 
-    async def enqueue_many(self, items: Sequence[NewJob]) -> Sequence[EnqueueAnswer | HoldfastError]:
+    async def enqueue_many(self, items: Sequence[NewJob]) -> Sequence[EnqueueAnswer]:
         """Enqueue the batch of one request, in its own round trip."""
-        return await self._enqueue(items)
-
-    async def get(self, key: JobKey) -> Job | None:
-        """One job, or None."""
-        return await self._tenant(key.tenant).gets(key)
-
-    async def cancel(self, item: Cancel) -> CancelStatus:
-        """Cancel one job."""
-        return await self._tenant(item.key.tenant).cancels(item)
+        hit("service.before_enqueue")
+        return _enqueued(await self.connection(items[0].key.tenant).enqueue_batch(items))
 
     async def claim(
         self, request: ClaimRequest, wait_s: float, gone: asyncio.Future[None], hold: Hold
@@ -298,17 +262,6 @@ class ServiceContext:
             if not step:
                 return replace(page, jobs=jobs, cursor=query.cursor)
 
-    async def ids(self, query: ListQuery) -> tuple[list[str], bool]:
-        """The ids of jobs, and whether there are more."""
-        ids: list[str] = []
-        while True:
-            step = min(query.limit - len(ids), ANSWER_BYTES // MAX_BYTES["page"])
-            page = await self.store.list(replace(query, limit=step))
-            ids += [job.id for job in page.jobs]
-            if page.cursor is None or len(ids) >= query.limit:
-                return ids, page.cursor is not None
-            query = replace(query, cursor=page.cursor)
-
     async def release(self, jobs: Sequence[Job]) -> None:
         """Release jobs that cannot be delivered. [RETRY-5]"""
         if jobs:
@@ -331,62 +284,6 @@ class ServiceContext:
             http_metrics.current.jobs("finish", answers)
         return answers
 
-    async def extend(self, items: Sequence[Extend]) -> Sequence[ExtendAnswer]:
-        """Renew leases."""
-        return await self.store.extend(items)
-
-    async def purge(self, items: Sequence[Purge]) -> Sequence[PurgeStatus]:
-        """Purge finished jobs and the blobs of their results. [KEEP-1]"""
-        jobs = await self.store.get([item.key for item in items]) if self.blobs is not None else []
-        statuses = await self.store.purge(items)
-        names = [
-            job.result.blob
-            for job, status in zip(jobs, statuses, strict=False)
-            if status == "purged" and job is not None and job.result is not None and job.result.blob
-        ]
-        if names and self.blobs is not None:
-            await self.blobs.delete(names)
-        return statuses
-
-    async def blob(self, result: Result | None, key: JobKey) -> bytes | None:
-        """The bytes of a result in the blob store, if it is there. Raises ResultExpired if they are gone."""
-        if result is None or not result.blob or self.blobs is None:
-            return None
-        data = await self.blobs.get(result.blob)
-        if data is None:
-            raise ResultExpired(key.queue, key.id)
-        return data
-
-    async def _enqueue(self, items: Sequence[NewJob]) -> Sequence[EnqueueAnswer | HoldfastError]:
-        hit("service.before_enqueue")
-        try:
-            answers: Sequence[EnqueueAnswer | HoldfastError] = await self.store.enqueue(items)
-        except StoreBusy as error:
-            if len(items) == 1 or isinstance(error, CallsExhausted):
-                raise
-            # One of them is blocked. Send each alone: those that were accepted are answered the same again. [ENQ-8]
-            answers = await asyncio.gather(*(self._alone(item) for item in items))
-        except StoreUnavailable as error:
-            # Repeat once, at once. If only the reply was lost, the request ids make the answer the same. [ENQ-8]
-            _log.warning("enqueue repeated", items=len(items), error=error)
-            answers = await self.store.enqueue(items)
-        hit("service.after_enqueue")
-        if http_metrics.current is not None:
-            http_metrics.current.jobs("enqueue", answers)
-        return answers
-
-    async def _alone(self, item: NewJob) -> EnqueueAnswer | HoldfastError:
-        try:
-            return (await self.store.enqueue([item]))[0]
-        except HoldfastError as error:
-            return error
-
-    async def _get(self, keys: Sequence[JobKey]) -> list[Job | None]:
-        return await self.store.get(keys)
-
-    async def _cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
-        return await self.store.cancel(items)
-
     async def _small(self, item: Finish, blobs: Blobs) -> Finish:
         if item.result is None or len(item.result.data) <= RESULT_LIMIT:
             return item
@@ -408,3 +305,10 @@ class ServiceContext:
         except StoreError as error:
             # The acknowledgements are valid all the same.
             _log.warning("could not delete the blobs of refused results", blobs=len(written), error=error)
+
+
+def _enqueued(answers: Sequence[EnqueueAnswer]) -> Sequence[EnqueueAnswer]:
+    hit("service.after_enqueue")
+    if http_metrics.current is not None:
+        http_metrics.current.jobs("enqueue", answers)
+    return answers

@@ -4,6 +4,8 @@ A store that is a server has a small pool of connections. The calls of one tenan
 calls wait here. When a call ends, the tenant with the fewest calls in flight is next. A renewal may be one over the
 limits: a tenant whose other calls are all blocked does not lose its leases. [LEASE-4]
 
+A job that another program's open transaction blocks is refused alone: see `enqueue`.
+
 If there is room, a call costs two counts, no task and no turn of the event loop.
 """
 
@@ -11,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from holdfast.budgets import TenantUsage, usage_of
-from holdfast.core.errors import StoreBusy
+from holdfast.core.errors import HoldfastError, StoreBusy
+from holdfast.core.job import NewJob
 from holdfast.extensions import Pooled
-from holdfast.store import Store
+from holdfast.store import EnqueueAnswer, Store
 
 A = TypeVar("A")
 
@@ -25,7 +28,7 @@ WAIT_S = 5.0
 """A call that waits longer is refused."""
 
 _CALLS = (
-    "enqueue", "claim", "finish", "report", "cancel", "replay", "purge", "set_result_ttl", "get", "list", "stats",
+    "claim", "finish", "report", "cancel", "replay", "purge", "set_result_ttl", "get", "list", "stats",
     "queue_page", "events", "set_reader", "drop_reader", "readers", "pause", "set_tenant", "tenant_settings", "usage",
     "workers", "worker_page",
 )  # fmt: skip
@@ -134,6 +137,25 @@ class _Fair:
         self._store = store
         for name in (*_CALLS, *_RENEWALS):
             setattr(self, name, _in_turn(calls, getattr(store, name), int(name in _RENEWALS)))
+        self._enqueue = _in_turn(calls, store.enqueue, 0)
+
+    async def enqueue(self, items: Sequence[NewJob]) -> Sequence[EnqueueAnswer | HoldfastError]:
+        """Of several jobs, those that an open transaction blocks are answered with StoreBusy. [ENQ-4, ENQ-7]"""
+        try:
+            return await self._enqueue(items)
+        except CallsExhausted:
+            raise
+        except StoreBusy:
+            if len(items) == 1:
+                raise
+            # Send each alone: those that were accepted are answered the same again. [ENQ-8]
+            return await asyncio.gather(*map(self._enqueue_alone, items))
+
+    async def _enqueue_alone(self, item: NewJob) -> EnqueueAnswer | HoldfastError:
+        try:
+            return (await self._enqueue([item]))[0]
+        except HoldfastError as error:
+            return error
 
     async def tenant_usage(self, tenant: str) -> TenantUsage:
         """Counts as one call, although it reads several times."""

@@ -23,8 +23,8 @@ class KeyTable:
             self._bindings[scope] = binding
 
     def release(self, job: Job) -> None:
-        """Release a job's key if its policy says so now, unless another job holds it."""
-        if job.envelope.idempotency is None or not dedup.is_released(job):
+        """Free a job's key if its policy says so now, unless another job holds it by then."""
+        if not dedup.is_released(job):
             return
         scope = dedup.scope_of(job.tenant, job.queue, job.envelope)
         binding = self.get(scope)

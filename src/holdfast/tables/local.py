@@ -11,6 +11,7 @@ from holdfast.budgets import BudgetEnforcer
 from holdfast.core import lease
 from holdfast.core.budgets import Usage
 from holdfast.core.errors import Unsupported
+from holdfast.core.events import Event
 from holdfast.core.job import Job, JobKey, Lease, NewJob
 from holdfast.core.names import OPERATOR, join_key
 from holdfast.opening import CommonOptions
@@ -62,6 +63,11 @@ class SideTables:
         """One counter for all leases: no token is granted twice. [LEASE-5]"""
         self.dropped_blobs: list[str] = []
         """Blobs of the results of forgotten jobs. `prune` returns their names."""
+
+    def append(self, event: Event) -> None:
+        """Log an event. [EVENT-1]"""
+        self.log.append(event)
+        self.notifier.has_events = True
 
 
 class LocalStore(ABC):

@@ -16,6 +16,8 @@ class LocalNotifier:
         self._pending: set[tuple[Hint, str, str, str]] = set()
         self._wanted: frozenset[Hint] = frozenset()
         """The hints that any listener asks for."""
+        self.has_events = False
+        """Whether an event was logged since the last `send`."""
 
     def listen(self, listener: Listener, hints: Collection[Hint]) -> Callable[[], None]:
         """Call `listener` in the current event loop. Call the returned function to stop."""
@@ -39,6 +41,9 @@ class LocalNotifier:
 
     def send(self) -> None:
         """Send the pending hints. Call it at the end of each operation, still under the lock."""
+        if self.has_events:
+            self.has_events = False
+            self.add(Hint.EVENTS)
         if not self._pending:
             return
         pending, self._pending = self._pending, set()

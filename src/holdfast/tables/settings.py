@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from holdfast.core import fairness
 from holdfast.core.budgets import merged
@@ -35,17 +35,14 @@ class SettingsTable:
         """The tenants that have settings, some more than once."""
         return (tenant for tenant, _ in self._settings)
 
-    def over_quota(self, tenant: str, queue: str, waiting: Callable[[str | None], int]) -> QuotaExceeded | None:
-        """The refusal if a queue or its whole tenant has reached its quota of waiting jobs. [TENANT-5]
-
-        `waiting` counts the waiting jobs of a queue, or those of the tenant if its argument is None.
-        """
-        for scope in (queue, None):
+    def over_quota(self, tenant: str, queue: str, in_queue: int, in_tenant: int) -> QuotaExceeded | None:
+        """The refusal if a queue, or its tenant as a whole, has all the waiting jobs that it may. [TENANT-5]"""
+        if not self._settings:
+            return None
+        for scope, waiting in ((queue, in_queue), (None, in_tenant)):
             settings = self._settings.get((tenant, scope))
-            if settings is not None and settings.max_waiting is not None:
-                count = waiting(scope)
-                if count >= settings.max_waiting:
-                    return QuotaExceeded(scope, count, settings.max_waiting)
+            if settings is not None and settings.max_waiting is not None and waiting >= settings.max_waiting:
+                return QuotaExceeded(scope, waiting, settings.max_waiting)
         return None
 
     def turn_cost(self, tenant: str, queue: str) -> int:

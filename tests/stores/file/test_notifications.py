@@ -113,7 +113,7 @@ async def test_a_listener_that_starts_while_another_waits_takes_nothing_from_it(
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(notifications, "_named", listed_before_it_is_renamed)
-            notifier = notifications.FifoNotifier(directory / "wake", lambda _: False)
+            notifier = notifications.FifoNotifier(directory / "notifications", lambda _: False)
             notifier.notify([Signal(Hint.READY)])
             notifier.close()
         await received.wait()
@@ -152,29 +152,29 @@ async def test_a_listener_that_has_stopped_hreceived_nothing(directory):
 async def test_a_store_that_nobody_listens_to_has_no_fifo(directory):
     async with opened(directory) as store:
         await store.enqueue([new("1")])
-        assert not (directory / "wake").exists()
+        assert not (directory / "notifications").exists()
 
 
 async def test_the_fifo_goes_after_the_last_listener_and_with_the_store(directory, monkeypatch):
     monkeypatch.setattr(subscribers, "LINGER_S", 0)
     async with opened(directory) as store:
         stops = [store.listen(Received(), {hint}) for hint in Hint]
-        assert len(names_in(directory / "wake")) == 1
+        assert len(names_in(directory / "notifications")) == 1
         for stop in stops:
             stop()
-        await eventually(lambda: names_in(directory / "wake") == [])
+        await eventually(lambda: names_in(directory / "notifications") == [])
         store.listen(Received())
-        assert len(names_in(directory / "wake")) == 1
-    assert names_in(directory / "wake") == []
+        assert len(names_in(directory / "notifications")) == 1
+    assert names_in(directory / "notifications") == []
 
 
 async def test_who_waits_again_soon_finds_his_fifo(directory):
     async with opened(directory) as store:
         store.listen(Received(), {Hint.DONE})()
-        (name,) = names_in(directory / "wake")
+        (name,) = names_in(directory / "notifications")
         received = Received()
         store.listen(received, {Hint.DONE})
-        assert names_in(directory / "wake") == [name]
+        assert names_in(directory / "notifications") == [name]
         with Child("enqueue", directory=directory, ids=["1"]) as child:
             assert await child.heard() == "open"
             child.go_on()
@@ -201,8 +201,8 @@ async def test_who_was_behind_looks_at_everything(directory):
     async with opened(directory) as store:
         received = Received()
         store.listen(received, {Hint.READY, Hint.DONE})
-        (name,) = names_in(directory / "wake")
-        descriptor = os.open(directory / "wake" / name, os.O_WRONLY | os.O_NONBLOCK)
+        (name,) = names_in(directory / "notifications")
+        descriptor = os.open(directory / "notifications" / name, os.O_WRONLY | os.O_NONBLOCK)
         with contextlib.suppress(BlockingIOError):
             while os.write(descriptor, bytes((notifications.BITS[Hint.READY],)) * 4096):
                 pass
@@ -215,11 +215,11 @@ async def test_the_fifo_of_a_dead_process_is_removed_by_the_next_commit(director
     with Child("listen", directory=directory, hints=["ready"]) as child:
         assert await child.heard() == "listening"
         child.kill()
-    assert len(names_in(directory / "wake")) == 1
+    assert len(names_in(directory / "notifications")) == 1
     async with opened(directory) as store:
         await store.enqueue([new("1")])
         await _after_the_hints(store)
-    assert names_in(directory / "wake") == []
+    assert names_in(directory / "notifications") == []
 
 
 async def test_a_full_fifo_holds_nobody_up(directory):
@@ -227,8 +227,8 @@ async def test_a_full_fifo_holds_nobody_up(directory):
         with Child("listen", directory=directory, hints=["ready"]) as child:
             assert await child.heard() == "listening"
             os.kill(child.pid, signal.SIGSTOP)  # It does not read any more.
-            (name,) = names_in(directory / "wake")
-            descriptor = os.open(directory / "wake" / name, os.O_WRONLY | os.O_NONBLOCK)
+            (name,) = names_in(directory / "notifications")
+            descriptor = os.open(directory / "notifications" / name, os.O_WRONLY | os.O_NONBLOCK)
             try:
                 with contextlib.suppress(BlockingIOError):
                     while os.write(descriptor, bytes((1,)) * 4096):
@@ -241,20 +241,20 @@ async def test_a_full_fifo_holds_nobody_up(directory):
                 os.close(descriptor)
             os.kill(child.pid, signal.SIGCONT)
             assert await child.heard() == "ready"
-        assert names_in(directory / "wake") == [name]
+        assert names_in(directory / "notifications") == [name]
 
 
 async def test_strange_names_beside_the_fifos_are_left_alone(directory):
-    (directory / "wake").mkdir(parents=True)
+    (directory / "notifications").mkdir(parents=True)
     for name in ("README", "x-1", "-", "ff", "1-"):
-        (directory / "wake" / name).write_text("")
+        (directory / "notifications" / name).write_text("")
     received = Received()
     async with opened(directory) as store, opened(directory) as other:
         other.listen(received, {Hint.READY})
         await store.enqueue([new("1")])
         await received.wait()
-    assert names_in(directory / "wake") == sorted(("README", "x-1", "-", "ff", "1-"))
-    assert {(directory / "wake" / name).read_text() for name in names_in(directory / "wake")} == {""}
+    assert names_in(directory / "notifications") == sorted(("README", "x-1", "-", "ff", "1-"))
+    assert {(directory / "notifications" / name).read_text() for name in names_in(directory / "notifications")} == {""}
 
 
 async def _after_the_hints(store):
@@ -335,15 +335,15 @@ def test_a_listener_whose_loop_is_gone_does_not_stop_the_store(directory):
     asyncio.run(main())
     assert threads() == []
     assert open_files(directory) == []
-    assert names_in(directory / "wake") == []
+    assert names_in(directory / "notifications") == []
 
 
 async def test_more_who_wait_than_files_that_may_be_open_hear_all_the_same(directory, monkeypatch):
     monkeypatch.setattr(notifications, "MAX_OPEN", 2)
-    lines = notifications.FifoWriters(directory / "wake")
+    lines = notifications.FifoWriters(directory / "notifications")
     directory.mkdir(exist_ok=True)
     loop, heard = asyncio.get_running_loop(), []
-    fifos = [notifications.Fifo(directory / "wake" / f"{n}", loop, heard.append) for n in range(5)]
+    fifos = [notifications.Fifo(directory / "notifications" / f"{n}", loop, heard.append) for n in range(5)]
     before = _descriptors()
     for fifo in fifos:
         os.write(lines.get(fifo.path.name, fifo.path.name), fifo.path.name.encode())

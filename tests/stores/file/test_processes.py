@@ -228,4 +228,4 @@ def test_a_fork_of_a_killed_process_keeps_neither_its_lock_nor_its_fifo(director
         finally:
             os.kill(fork, signal.SIGKILL)
     assert look(directory, "SELECT id FROM jobs") == [("next",)]
-    assert names_in(directory / "wake") == []
+    assert names_in(directory / "notifications") == []

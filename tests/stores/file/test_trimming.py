@@ -12,7 +12,7 @@ from holdfast.tables import log
 
 @pytest.fixture(params=["memory", "file"])
 def url(request, fast):
-    return f"memory:{fast.name}-hard?keep_events=0" if request.param == "memory" else f"file:{fast}/hard?keep_events=0"
+    return {"memory": f"memory:{fast.name}-hard", "file": f"file:{fast}/hard"}[request.param] + "?keep_events=0"
 
 
 async def add(store, tenant, count, batch=5):

@@ -103,10 +103,9 @@ async def test_a_table_in_use_is_not_waited_for_long_and_nothing_is_half_done(po
     assert await make_store(postgres.url(database)).migrate() == 1
 
 
-@pytest.mark.parametrize("url", ["memory:", "file:"])
+@pytest.mark.parametrize("url", ["memory:", "file:{}/data"])
 async def test_other_stores_have_nothing_to_migrate(url, tmp_path):
-    url = f"{url}{tmp_path}/data" if url == "file:" else url
-    code, out, err = await run("migrate", url)
+    code, out, err = await run("migrate", url.format(tmp_path))
     assert (code, err) == (0, "")
     assert "Nothing to migrate" in out
     assert not (tmp_path / "data").exists()

@@ -209,10 +209,9 @@ async def test_a_connection_of_another_kind_is_refused_by_name(postgres, databas
             await store.enqueue([new("a")], connection=object())
 
 
-@pytest.mark.parametrize("url", ["memory:joining", "file:"])
+@pytest.mark.parametrize("url", ["memory:joining", "file:{}"])
 async def test_other_stores_say_what_to_do_instead(url, tmp_path):
-    url = f"{url}{tmp_path}" if url == "file:" else url
-    async with Queue(url, tenant="acme") as queue:
+    async with Queue(url.format(tmp_path), tenant="acme") as queue:
         with pytest.raises(Unsupported, match="postgresql:// does, elsewhere commit first"):
             await queue.enqueue(send.message(), connection=object())
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import InvalidOption
 from holdfast.opening import parse_url
-from holdfast.stores.redis.address import SCHEMES, Host, Tls, Topology, parse_address
+from holdfast.stores.redis.address import Host, Tls, Topology, parse_address
 
 
 def address(url):
@@ -55,11 +55,12 @@ def test_sentinel_has_a_service_and_credentials_of_its_own():
     assert (found.sentinel_username, found.sentinel_password) == ("su", "sp@")
 
 
-@pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme.startswith(("rediss", "valkeys"))])
-def test_an_s_means_tls(scheme):
-    place = {"sentinel": "h/service", "cluster": "h"}.get(scheme.partition("+")[2], "h/0")
-    assert address(f"{scheme}://{place}").tls == Tls("", "", "", verify=True)
-    found = address(f"{scheme}://{place}?tls_ca=/ca.pem&tls_cert=/c.pem&tls_key=/k.pem&tls_verify=none")
+@pytest.mark.parametrize("form", ["", "+cluster", "+sentinel"])
+@pytest.mark.parametrize("family", ["rediss", "valkeys"])
+def test_an_s_means_tls(family, form):
+    place = {"+sentinel": "h/service", "+cluster": "h"}.get(form, "h/0")
+    assert address(f"{family}{form}://{place}").tls == Tls("", "", "", verify=True)
+    found = address(f"{family}{form}://{place}?tls_ca=/ca.pem&tls_cert=/c.pem&tls_key=/k.pem&tls_verify=none")
     assert found.tls == Tls("/ca.pem", "/c.pem", "/k.pem", verify=False)
 
 

@@ -141,7 +141,7 @@ async def test_a_canceled_job_ends_its_task_and_is_cleaned_up_after(store):
     async with coordinating(store, waits, clean):
         await eventually(lambda: states(store, keys), lambda found: found == [JobState.LEASED])
         await store.cancel([Cancel(keys[0])])
-        assert await asyncio.wait_for(cleaned.get(), 5) == ("a", JobState.CANCELED)
+        assert await asyncio.wait_for(cleaned.get(), 15) == ("a", JobState.CANCELED)
 
 
 async def test_whoever_watches_a_job_is_told_of_its_end(store):

@@ -97,9 +97,9 @@ async def test_upkeep_survives_its_store_and_says_so(store):
     store.reap = reap
     stop = asyncio.Event()
     task = asyncio.create_task(maintain(store, stop=stop, on_error=errors.append))
-    await asyncio.wait_for(reaped.wait(), 5)
+    await asyncio.wait_for(reaped.wait(), 15)
     stop.set()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 15)
     assert [type(error) for error in errors] == [StoreUnavailable] * 3
 
 
@@ -109,7 +109,7 @@ async def test_a_store_by_url_is_opened_and_closed():
     await asyncio.sleep(0.05)
     assert not task.done()
     stop.set()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 15)
 
 
 def test_pauses_grow_to_the_cap_and_start_again():

@@ -417,7 +417,7 @@ async def test_a_store_given_by_its_url_is_opened_by_run_and_closed_after_it(tmp
 
 
 def fifos(store):
-    return [path.name for path in (store / "wake").iterdir()]
+    return [path.name for path in (store / "notifications").iterdir()]
 
 
 async def test_a_worker_for_all_tenants_serves_them_in_turns(store):

@@ -41,7 +41,7 @@ async def test_running_jobs_finish_and_jobs_claimed_ahead_go_back(queue):
     assert await state_of(queue, "ahead") == (JobState.READY, 0)
     assert await state_of(queue, "running") == (JobState.LEASED, 1)
     go_on.set()
-    await asyncio.wait_for(stopping, 5)
+    await asyncio.wait_for(stopping, 15)
     await task
     assert (await state_of(queue, "running"))[0] is JobState.COMPLETED
 
@@ -159,7 +159,7 @@ async def test_a_signal_ends_it_gently_and_the_handlers_of_before_come_back(queu
         await started.wait()
         os.kill(os.getpid(), number)
         asyncio.get_running_loop().call_later(0.1, go_on.set)
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 15)
         assert await ticket.wait(timeout=60) == "done"
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
@@ -192,7 +192,7 @@ async def test_a_signal_reaches_every_worker_of_the_process(queue):
     tasks = [asyncio.create_task(worker.run()) for worker in workers]
     await queue.enqueue_and_wait(nothing.message(), timeout=60)
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(asyncio.gather(*tasks), 5)
+    await asyncio.wait_for(asyncio.gather(*tasks), 15)
 
 
 async def test_cancelling_run_gives_everything_back_and_leaves_nothing(queue):
@@ -262,7 +262,7 @@ async def test_a_handler_and_a_callback_can_stop_their_worker(queue):
 
     worker = Worker(queue, jobs=[last])
     ticket = await queue.enqueue(last.message())
-    await asyncio.wait_for(worker.run(signals=False), 5)
+    await asyncio.wait_for(worker.run(signals=False), 15)
     assert await ticket.wait(timeout=60) == "bye"
 
     async def stop(event):
@@ -274,7 +274,7 @@ async def test_a_handler_and_a_callback_can_stop_their_worker(queue):
     worker = Worker(queue, jobs=[nothing])
     worker.on("completed", stop)
     await queue.enqueue(nothing.message())
-    await asyncio.wait_for(worker.run(signals=False), 5)
+    await asyncio.wait_for(worker.run(signals=False), 15)
 
 
 async def test_jobs_of_a_claim_that_was_under_way_go_back(queue, store):

@@ -77,7 +77,7 @@ async def test_a_store_with_other_data_ends_the_worker(queue, store):
 
     store.fail("claim", StoreMismatch("not ours"))
     with pytest.raises(StoreMismatch):
-        await asyncio.wait_for(Worker(queue, jobs=[fine]).run(signals=False), 5)
+        await asyncio.wait_for(Worker(queue, jobs=[fine]).run(signals=False), 15)
 
 
 async def test_a_mistake_inside_ends_the_worker_and_is_not_hidden(queue, monkeypatch):
@@ -89,7 +89,7 @@ async def test_a_mistake_inside_ends_the_worker_and_is_not_hidden(queue, monkeyp
 
     monkeypatch.setattr("holdfast.worker.claiming.Claiming._room", broken)
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(Worker(queue, jobs=[fine]).run(signals=False), 5)
+        await asyncio.wait_for(Worker(queue, jobs=[fine]).run(signals=False), 15)
 
 
 async def test_outcomes_gather_while_others_are_under_way(queue, store):
@@ -122,7 +122,8 @@ async def test_no_more_is_claimed_while_too_many_outcomes_wait(queue, store, mon
     gate = store.hold("finish")
     async with serving(queue, fine, concurrency=5, prefetch=0):
         await queue.enqueue_many([fine.message() for _ in range(100)])
-        await asyncio.sleep(0.3)
-        assert 20 <= ran <= 30
+        await eventually(lambda: ran >= 20)
+        await asyncio.sleep(0.3)  # Time for more, were they claimed.
+        assert ran <= 30
         gate.set()
         await eventually(lambda: ran == 100)

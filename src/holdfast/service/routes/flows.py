@@ -15,6 +15,8 @@ from holdfast.core.names import FLOWS
 from holdfast.flows.flow import flow_record
 from holdfast.jobs.options import duration_ms
 from holdfast.protocol import answers, requests
+from holdfast.queue import dead_letters
+from holdfast.queue.cancel import cancel_job
 from holdfast.service import parsing
 from holdfast.service.call import Reply, Route, ServiceCall
 from holdfast.service.routes.jobs import ended, outcome, ticket
@@ -35,12 +37,12 @@ async def start_flow(call: ServiceCall[requests.NewFlow, requests.NoQuery]) -> R
         raise answer
     if call.caller.queues is not None and not isinstance(answer, Queued):
         # The existing flow may have steps in queues that the token is not for: then only its existence is shown.
-        found = await call.context.get(new.key._replace(id=answer.id))
+        found = await call.connection.gets(new.key._replace(id=answer.id))
         if found is None or not _is_for(call, found):
             return Reply(answers.Ticket(status="duplicate", id=answer.id, queue=FLOWS, state=None))
         if isinstance(answer, AlreadyCompleted):
             answer = Duplicate(found.id, found.state) if found.result is None else replace(answer, result=found.result)
-    return Reply(await ticket(call.context, new, answer), 201 if isinstance(answer, Queued) else 200)
+    return Reply(await ticket(call, new, answer), 201 if isinstance(answer, Queued) else 200)
 
 
 async def get_flow(call: ServiceCall[None, requests.NoQuery]) -> Reply:
@@ -61,8 +63,7 @@ async def flow_result(call: ServiceCall[None, requests.WaitQuery]) -> Reply:
 async def cancel_flow(call: ServiceCall[None, requests.CancelQuery]) -> Reply:
     """Cancels its open steps too. [CANCEL-1]"""
     flow = await _found(call)
-    queue = call.context.queue(call.tenant)
-    canceled = await queue.cancel(flow.id, queue=FLOWS, only_waiting=call.query.only_waiting)
+    canceled = await cancel_job(call.connection, flow.key, only_waiting=call.query.only_waiting)
     if canceled.status == "not_found":
         raise JobNotFound(FLOWS, flow.id)
     return Reply(answers.Canceled(status=canceled.status))
@@ -71,7 +72,7 @@ async def cancel_flow(call: ServiceCall[None, requests.CancelQuery]) -> Reply:
 async def replay_flow(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """Its failed and canceled steps start again, and the steps after them continue. [DEAD-1]"""
     flow = await _found(call)
-    await call.context.queue(call.tenant).replay(flow.id, queue=FLOWS)
+    await dead_letters.replay(call.connection, None, flow.key)
     item = answers.ReplayItem(id=flow.id, status="replayed")
     return Reply(answers.Replays(tenant=call.tenant, items=[item], more=False))
 
@@ -82,7 +83,7 @@ async def _found(call: ServiceCall[Any, Any]) -> Job:
     So does a flow with a step in a queue that the token is not for.
     """
     key = JobKey(call.tenant, FLOWS, call.id)
-    flow = await call.context.get(key)
+    flow = await call.connection.gets(key)
     if flow is None or not _is_for(call, flow):
         raise JobNotFound(key.queue, key.id)
     return flow

@@ -25,10 +25,10 @@ from holdfast.core.job import (
 from holdfast.core.policy import KnownTypes
 from holdfast.jobs.options import duration_ms
 from holdfast.protocol import answers, requests
+from holdfast.queue import results
 from holdfast.service import parsing, views
 from holdfast.service.answer_size import ANSWER_BYTES
 from holdfast.service.call import Reply, Route, ServiceCall
-from holdfast.service.context import ServiceContext
 from holdfast.service.errors import Refusal
 from holdfast.service.routes.batches import each, each_of_queue
 from holdfast.service.tokens import PRODUCE, READ
@@ -47,7 +47,7 @@ async def enqueue(call: ServiceCall[requests.Enqueue, requests.NoQuery]) -> Repl
         raise answer
     if isinstance(answer, Queued):
         return Reply(_queued(new, answer, known), 201)
-    return Reply(await ticket(call.context, new, answer), 200)
+    return Reply(await ticket(call, new, answer), 200)
 
 
 async def enqueue_batch(call: ServiceCall[list[requests.Enqueue | HoldfastError], requests.NoQuery]) -> Reply:
@@ -56,12 +56,12 @@ async def enqueue_batch(call: ServiceCall[list[requests.Enqueue | HoldfastError]
 
     size = 0
 
-    def show(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
+    def show(new: NewJob, answer: EnqueueAnswer) -> Any:
         return _queued(new, answer, known) if isinstance(answer, Queued) else show_other(new, answer)
 
-    async def show_other(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
+    async def show_other(new: NewJob, answer: EnqueueAnswer) -> Any:
         nonlocal size
-        shown = await ticket(call.context, new, answer)
+        shown = await ticket(call, new, answer)
         size += 0 if shown.result is UNSET else len(bytes(shown.result))
         if size > ANSWER_BYTES:
             reason = f"the results of completed jobs make the answer longer than {ANSWER_BYTES} bytes; send fewer items"
@@ -91,7 +91,7 @@ async def types(call: ServiceCall[None, requests.PageQuery]) -> Reply:
 async def get(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """With its payload, errors and result."""
     job = await _found(call)
-    return Reply(views.job(job, await call.context.blob(job.result, job.key)))
+    return Reply(views.job(job, await results.fetch_blob(call.connection, job.result, job.key)))
 
 
 async def result(call: ServiceCall[None, requests.WaitQuery]) -> Reply:
@@ -121,7 +121,7 @@ async def job_events(call: ServiceCall[None, requests.EventQuery]) -> Reply:
 async def cancel(call: ServiceCall[None, requests.CancelQuery]) -> Reply:
     """A running job is canceled too, unless `only_waiting`. [CANCEL-1 to CANCEL-3]"""
     key = _key(call)
-    status = await call.context.cancel(Cancel(key, call.query.only_waiting))
+    status = await call.connection.cancels(Cancel(key, call.query.only_waiting))
     if status == "not_found":
         raise JobNotFound(key.queue, key.id)
     return Reply(answers.Canceled(status=status))
@@ -164,14 +164,14 @@ def _queued(new: NewJob, answer: Queued, known: KnownTypes | None) -> answers.Ti
     return answers.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state, warnings=warnings)
 
 
-async def ticket(context: ServiceContext, new: NewJob, answer: EnqueueAnswer | HoldfastError) -> answers.Ticket:
+async def ticket(call: ServiceCall[Any, Any], new: NewJob, answer: EnqueueAnswer) -> answers.Ticket:
     """The answer to one enqueue. Raises a refused one."""
     queue = new.key.queue
     if isinstance(answer, Queued):
         return _queued(new, answer, None)
     if isinstance(answer, AlreadyCompleted):
         key = new.key._replace(id=answer.id)
-        value = views.value(answer.result, await context.blob(answer.result, key))
+        value = views.value(answer.result, await results.fetch_blob(call.connection, answer.result, key))
         codec = views.codec_name(answer.result.codec)
         state = JobState.COMPLETED
         return answers.Ticket(status="completed", id=answer.id, queue=queue, state=state, result=value, codec=codec)
@@ -185,13 +185,13 @@ async def ended(call: ServiceCall[Any, requests.WaitQuery], key: JobKey) -> Job 
     if call.query.wait_s:
         call.wait()
         with call.leaving() as gone, contextlib.suppress(WaitTimeout):
-            return await call.context.ended(key, call.query.wait_s, gone)
+            return await results.ended(call.connection, key, call.query.wait_s, gone=gone)
     return None
 
 
 async def outcome(call: ServiceCall[Any, Any], job: Job) -> Reply:
     """The answer with a job's outcome; 202 before its end."""
-    blob = await call.context.blob(job.result, job.key)
+    blob = await results.fetch_blob(call.connection, job.result, job.key)
     return Reply(views.outcome(job, blob), 200 if job.state in TERMINAL else 202)
 
 
@@ -203,7 +203,7 @@ async def _found(call: ServiceCall[Any, Any]) -> Job:
     """The job that the path names. Another tenant's job answers exactly like a missing one. [TENANT-2]"""
     key = _key(call)
     call.hold.check()
-    job = await call.context.get(key)
+    job = await call.connection.gets(key)
     if job is None:
         raise JobNotFound(key.queue, key.id)
     return job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec import UNSET
 
@@ -13,6 +14,7 @@ from holdfast.core.names import check_id, check_type
 from holdfast.jobs.options import instant_ms
 from holdfast.paging import name_cursor
 from holdfast.protocol import answers, requests
+from holdfast.queue import dead_letters as letters
 from holdfast.queue.ticket import Ticket
 from holdfast.service import views
 from holdfast.service.call import Reply, Route, ServiceCall
@@ -21,8 +23,6 @@ from holdfast.service.parsing import chosen
 from holdfast.service.routes.batches import each_of_queue
 from holdfast.service.tokens import ADMIN, READ
 from holdfast.store import ListQuery, QueuePage
-
-_FAILED = frozenset({JobState.FAILED})
 
 
 async def queues(call: ServiceCall[None, requests.PageQuery]) -> Reply:
@@ -81,7 +81,7 @@ async def dead_letters(call: ServiceCall[None, requests.DeadQuery]) -> Reply:
     """With their reasons and errors. [DEAD-1]"""
     query = call.query
     wanted = ListQuery(
-        call.tenant, call.queue, _FAILED, _type(query.type), query.error, query.cursor or None, query.limit
+        call.tenant, call.queue, letters.FAILED, _type(query.type), query.error, query.cursor or None, query.limit
     )
     page = await call.context.page(wanted, call.hold)
     return Reply(answers.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
@@ -94,22 +94,20 @@ async def replay(call: ServiceCall[requests.Replay, requests.NoQuery]) -> Reply:
         raise InvalidOption("ids", "give either ids or where")
     if body.where is not UNSET:
         wanted = ListQuery(
-            call.tenant, queue, _FAILED, _type(body.where.type), body.where.error, limit=requests.BATCH_LIMIT
+            call.tenant, queue, letters.FAILED, _type(body.where.type), body.where.error, limit=requests.BATCH_LIMIT
         )
-        ids, more = await call.context.ids(wanted)
+        page = await call.context.page(wanted, call.hold)
+        ids, more = [job.id for job in page.jobs], page.cursor is not None
     else:
         ids = [check_id(id) for id in (() if body.ids is UNSET else body.ids)]
-    tickets = await call.context.queue(call.tenant).replay_many(ids, queue=queue)
+    tickets = await letters.replay_many(call.connection, None, ids, queue, None, None)
     return Reply(answers.Replays(tenant=call.tenant, items=[_replayed(ticket) for ticket in tickets], more=more))
 
 
 async def purge_dead_letters(call: ServiceCall[requests.Purge, requests.NoQuery]) -> Reply:
     """Those that failed before an instant, by default now. [DEAD-1]"""
     body = call.body
-    queue = call.context.queue(call.tenant)
-    purged = await queue.purge_dead_letters(
-        before=body.before, queue=call.queue, type=_type(body.type), error=body.error
-    )
+    purged = await letters.purge_matching(call.connection, body.before, call.queue, _type(body.type), body.error)
     return Reply(answers.Purged(tenant=call.tenant, purged=purged))
 
 
@@ -120,7 +118,8 @@ async def purge_jobs(call: ServiceCall[list[requests.PurgeJob | HoldfastError], 
         ended = None if item.finished_at is None else instant_ms("finished_at", item.finished_at)
         return Purge(key, ended, item.sequence)
 
-    return await each_of_queue(call, make, call.context.purge, answers.JobPurged, call.tenant)
+    send = partial(letters.purge_jobs, call.connection)
+    return await each_of_queue(call, make, send, answers.JobPurged, call.tenant)
 
 
 # Helpers ------------------------------------------------------------------------------------------

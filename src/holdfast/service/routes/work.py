@@ -80,7 +80,7 @@ async def extend(call: ServiceCall[list[requests.Extend | HoldfastError], reques
         return answers.Extended(status="extended", deadline=moment(answer.deadline), now=moment(answer.now))
 
     make = await _proved(call, parsing.extend)
-    return Reply(await each(call.body, make, call.context.extend, show, call))  # pyright: ignore[reportArgumentType]
+    return Reply(await each(call.body, make, call.context.store.extend, show, call))  # pyright: ignore[reportArgumentType]
 
 
 async def report(call: ServiceCall[list[requests.Report | HoldfastError], requests.NoQuery]) -> Reply:

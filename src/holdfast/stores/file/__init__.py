@@ -18,17 +18,25 @@ The parts:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast.core.errors import InvalidOption
+from holdfast.kinds import OffsetForm, store_kind
 from holdfast.opening import Options, StoreUrl
-from holdfast.stores.file.store import FileStore
+
+if TYPE_CHECKING:
+    from holdfast.stores.file.store import FileStore
 
 
+@store_kind(place="directory", create_option="create", offsets=OffsetForm(by_shard=True, used=1))
 def open_file(url: StoreUrl) -> FileStore:
     """`file:DIR`, also `file:///absolute/dir`; the directory is created if it is missing, unless `create=0`.
 
     `unsafe_fs=1` allows a file system that is not known to be safe for SQLite. `group=1` gives the directory's group
     access too, not only its owner.
     """
+    from holdfast.stores.file.store import FileStore
+
     options = Options(url)
     common = options.common()
     create = options.text("create", "1", ("0", "1")) == "1"
@@ -43,6 +51,3 @@ def open_file(url: StoreUrl) -> FileStore:
     if not rest:
         raise InvalidOption("store", "file: names no directory; write for example 'file:./data'")
     return FileStore(rest, common, create=create, unsafe_fs=unsafe_fs, group=group)
-
-
-__all__ = ["FileStore", "open_file"]

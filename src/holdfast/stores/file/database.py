@@ -23,7 +23,7 @@ from holdfast.stores.file.sql import SCHEMA
 
 NAME = "holdfast.db"
 APPLICATION_ID = 0x486F6C64  # "Hold"
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 SQLITE_NEEDED = (3, 38)  # The arrow operators of JSON.
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)

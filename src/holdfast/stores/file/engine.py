@@ -94,7 +94,7 @@ class Engine:
         self._local = threading.local()
         self._lease_cache = LeaseCache()
         self._wal = WalExtender(self.path)
-        self._subscribers = Subscribers(directory / "wake")
+        self._subscribers = Subscribers(directory / "notifications")
         self.inboxes: dict[str, FileInbox] = {}
         self._inode = database.mark_open(self.path)
         with contextlib.ExitStack() as undo, database.opening():

@@ -1,4 +1,4 @@
-"""Notifications between processes: each process that waits owns a FIFO in `DIR/wake`.
+"""Notifications between processes: each process that waits owns a FIFO in `DIR/notifications`.
 
 After a commit the writer sends the hints, as the bits of one byte, to every FIFO whose name asks for one of them. If
 only a few jobs have ended, it sends their records too, so that waiters skip a read. It never blocks. A full FIFO drops

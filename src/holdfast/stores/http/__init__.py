@@ -14,15 +14,20 @@ The parts:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from holdfast.kinds import store_kind
 from holdfast.opening import StoreUrl
-from holdfast.stores.http import address
-from holdfast.stores.http.bearer import Bearer
-from holdfast.stores.http.store import HttpStore
+
+if TYPE_CHECKING:
+    from holdfast.stores.http.store import HttpStore
 
 
+@store_kind(install="holdfast[http]")
 def open_http(url: StoreUrl) -> HttpStore:
     """Make a store from `https://HOST[:PORT][/PREFIX]`. The token is `Queue(url, token=...)` or HOLDFAST_TOKEN."""
+    from holdfast.stores.http import address
+    from holdfast.stores.http.bearer import Bearer
+    from holdfast.stores.http.store import HttpStore
+
     return HttpStore(address.read(url), Bearer.from_environment())
-
-
-__all__ = ["HttpStore", "open_http"]

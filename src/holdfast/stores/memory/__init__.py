@@ -19,6 +19,7 @@ from __future__ import annotations
 import threading
 
 from holdfast.core.errors import StoreMismatch
+from holdfast.kinds import store_kind
 from holdfast.opening import Options, StoreUrl
 from holdfast.stores.memory.store import MemoryStore
 
@@ -26,6 +27,7 @@ _stores: dict[str, MemoryStore] = {}
 _stores_lock = threading.Lock()
 
 
+@store_kind(place="process")
 def open_memory(url: StoreUrl) -> MemoryStore:
     """`memory:` is one store per process, `memory:NAME` another one. The first URL that opens it sets its options."""
     options = Options(url)

@@ -55,9 +55,24 @@ class JobTable:
         """Every queue of every tenant."""
         return (tenant_queue for index in self.queues.values() for tenant_queue in index.tenants.values())
 
+    def add(self, job: Job) -> None:
+        """Add a new job."""
+        self.tenant_queue(job.tenant, job.queue).jobs[job.id] = job
+        self.count(job, +1)
+        self.count_bytes(job, weight(job))
+
+    def remove(self, job: Job) -> None:
+        """Remove an ended job."""
+        del self.queues[job.queue].tenants[job.tenant].jobs[job.id]
+        self.count(job, -1)
+        self.count_bytes(job, -weight(job))
+
+    def count_bytes(self, job: Job, by: int) -> None:
+        """Add to the bytes of the job's tenant."""
+        self.bytes[job.tenant] = self.bytes.get(job.tenant, 0) + by
+
     def count(self, job: Job, by: int) -> None:
-        """Add a job in its current state to the counts (+1), or take it out (-1)."""
-        self.bytes[job.tenant] = self.bytes.get(job.tenant, 0) + by * weight(job)
+        """Add a job to the counts of its current state (+1), or take it out (-1)."""
         if job.state in WAITING:
             index = self.queues[job.queue]
             index.waiting += by
@@ -75,11 +90,6 @@ class JobTable:
     def index_retention(self, job: Job) -> None:
         """Index an ended job by the end of its retention."""
         self.retention.push((job.expires_at or 0, job.seq, job), self.ended)
-
-    def remove(self, job: Job) -> None:
-        """Remove an ended job."""
-        del self.queues[job.queue].tenants[job.tenant].jobs[job.id]
-        self.count(job, -1)
 
     def _is_kept(self, entry: tuple[int, int, Job]) -> bool:
         expires_at, _, job = entry

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from holdfast.core.budgets import varying
 from holdfast.core.errors import QuotaExceeded
 from holdfast.core.events import Event
 from holdfast.core.job import WAITING, Job, JobState
@@ -27,17 +28,20 @@ class Tables(SideTables):
 
     def add(self, job: Job, event: Event, now: int) -> None:
         """Add a new job."""
-        self.jobs.tenant_queue(job.tenant, job.queue).jobs[job.id] = job
-        self.jobs.count(job, +1)
+        self.jobs.add(job)
         self._index(job, now)
         self.append(event)
 
     def change(self, job: Job, transition: Callable[[], Event], now: int) -> None:
         """Make a transition of `core.lifecycle`, with all that follows from it. [EVENT-1]"""
+        before = varying(job)
         self.jobs.count(job, -1)
         event = transition()
         self.jobs.count(job, +1)
-        self.keys.release(job)
+        if (grown := varying(job) - before) != 0:
+            self.jobs.count_bytes(job, grown)
+        if job.envelope.idempotency is not None:
+            self.keys.release(job)
         self._index(job, now)
         self.append(event)
 
@@ -52,11 +56,6 @@ class Tables(SideTables):
             self.jobs.index_retention(job)
             self.notifier.add(Hint.DONE, job.tenant, job.queue, job.id)
 
-    def append(self, event: Event) -> None:
-        """Log an event."""
-        self.log.append(event)
-        self.notifier.add(Hint.EVENTS)
-
     def forget(self, job: Job) -> None:
         """Remove an ended job. [KEEP-1]"""
         self.jobs.remove(job)
@@ -65,9 +64,5 @@ class Tables(SideTables):
 
     def over_quota(self, tenant_queue: TenantQueue) -> QuotaExceeded | None:
         """The refusal if a queue, or its tenant as a whole, has all the waiting jobs that it may. [TENANT-5]"""
-        tenant = tenant_queue.tenant
-        return self.settings.over_quota(
-            tenant,
-            tenant_queue.queue,
-            lambda scope: tenant_queue.waiting if scope else self.jobs.waiting.get(tenant, 0),
-        )
+        tenant, queue = tenant_queue.tenant, tenant_queue.queue
+        return self.settings.over_quota(tenant, queue, tenant_queue.waiting, self.jobs.waiting.get(tenant, 0))

@@ -26,17 +26,21 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from holdfast.kinds import store_kind
 from holdfast.opening import StoreUrl
-from holdfast.stores.postgres import address
-from holdfast.stores.postgres.pools import PoolClient, shown_place, where_of
-from holdfast.stores.postgres.store import PostgresStore
 
 if TYPE_CHECKING:
     from asyncpg import Pool  # pyright: ignore[reportMissingTypeStubs]
 
+    from holdfast.stores.postgres.store import PostgresStore
 
+
+@store_kind(install="holdfast[postgres]", create_option="migrate", space_option="schema")
 def open_postgres(url: StoreUrl) -> PostgresStore:
     """`postgresql://USER@HOST:5432/DATABASE`; see `address` for the options."""
+    from holdfast.stores.postgres import address
+    from holdfast.stores.postgres.store import PostgresStore
+
     return PostgresStore(address.read(url))
 
 
@@ -53,6 +57,10 @@ def from_pool(
 
     Address and credentials are the pool's; the store makes its own connections. The options are those of the URL.
     """
+    from holdfast.stores.postgres import address
+    from holdfast.stores.postgres.pools import PoolClient, shown_place, where_of
+    from holdfast.stores.postgres.store import PostgresStore
+
     where = where_of(pool)
     flags = {"migrate": migrate, "listen": listen, "notify": notify}
     options = {"schema": schema, "connections": str(connections)} | {name: str(int(on)) for name, on in flags.items()}
@@ -60,6 +68,3 @@ def from_pool(
     # The arguments of the pool identify the data.
     found = replace(found, dsn=repr(where), shown=shown_place(where))
     return PostgresStore(found, partial(PoolClient, where=where))
-
-
-__all__ = ["PostgresStore", "from_pool", "open_postgres"]

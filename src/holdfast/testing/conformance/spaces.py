@@ -1,7 +1,7 @@
 """Where the suite works: spaces of its own next to the given URL, never the data that is there.
 
-A memory store gets another name, a file store a directory below, Redis another `prefix`, PostgreSQL another
-`schema`. A third-party store without such an option passes a function of its own.
+A store in this process gets another name, one in a directory a directory below, one on a server another value of the
+option that keeps its stores apart (`StoreKind.space_option`). A store without such an option passes a function.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
+from holdfast.core.errors import InvalidOption
+from holdfast.kinds import kind_of
 from holdfast.opening import open_store, parse_url
 
 Locate = Callable[[str, str], str]
@@ -42,9 +44,10 @@ class Spaces:
 
     async def remove(self) -> None:
         """Take away what the run left behind: files, or what a store that can `erase` has under its prefix."""
-        if self._owned and self.given.startswith("file:"):
+        where = kind_of(self.given).place if self._owned else None
+        if where == "directory":
             await asyncio.to_thread(self._remove_files)
-        elif self._owned and not self.given.startswith("memory:"):
+        elif where == "server":
             for url in self._made:
                 await _erase(url)
 
@@ -66,14 +69,14 @@ async def _erase(url: str) -> None:
 
 def _locate(url: str, place: str) -> str:
     head, mark, query = url.partition("?")
-    scheme = head.partition(":")[0]
-    if scheme == "memory":
+    kind = kind_of(url)
+    if kind.place == "process":
         return f"{head}{place}{mark}{query}"
-    if scheme == "file":
+    if kind.place == "directory":
         return f"{head.rstrip('/')}/{place}{mark}{query}"
+    if not kind.space_option:
+        reason = f"{head.partition(':')[0]}: declares no `space_option`; pass a function `locate` that names places"
+        raise InvalidOption("store", reason)
     options = dict(parse_qsl(query, keep_blank_values=True))
-    if scheme in ("postgresql", "postgres"):
-        options["schema"] = f"{options.get('schema', 'hf')}-{place}"
-        return f"{head}?{urlencode(options)}"
-    options["prefix"] = f"{options.get('prefix', 'hf')}-{place}"
+    options[kind.space_option] = f"{options.get(kind.space_option, 'hf')}-{place}"
     return f"{head}?{urlencode(options)}"
