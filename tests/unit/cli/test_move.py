@@ -28,7 +28,7 @@ def filled(cli, url):
 def test_a_store_that_ends_with_the_command_is_refused(cli, filled, name):
     answer = cli("move", *(("memory:", filled) if name == "SRC" else (filled, "memory:")))
     assert (answer.code, answer.out) == (2, "")
-    assert f"{name}: a memory: store is lost when this process ends" in answer.err
+    assert f"{name}: a memory: store ends with this process" in answer.err
     assert cli("stats", "emails").out.count("canceled") <= 1
 
 
