@@ -35,6 +35,7 @@ AREAS = {
         "bench/http",
         "SECURITY.md",
     ),
+    "dashboard": ("src/holdfast/dashboard/", "docs/howto/dashboard.md", r"docs/adr/0025"),
     "worker": (
         "src/holdfast/(worker|maintenance|migrate)/",
         "docs/howto/(run-in-production|move-a-tenant|fastapi).md",
@@ -54,7 +55,7 @@ AREAS = {
         "docs/howto/(change-a-job|flows|idempotency|large-payloads|retries-and-dead-letters|schedules|tenants).md",
         r"docs/adr/00(01|02|04|05|14|16|20|21)",
     ),
-    "reference": ("docs/reference/(cli|python).md",),
+    "reference": ("docs/reference/(cli|python|settings).md",),
     "general": ("src/holdfast/testing/", "docs/", "bench/", "scripts/", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
     "build": ("Makefile", "pyproject.toml", ".ci/", ".github/", ".pre-commit-config.yaml"),
 }

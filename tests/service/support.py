@@ -10,7 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import httpx
 import jwt
 
-from holdfast.service.server import listen, running
+from holdfast.service.listening import listen
+from holdfast.service.server import running
 from holdfast.service.settings import Limits, ServiceSettings, TokenSettings
 from holdfast.service.signing import sign
 

@@ -9,7 +9,8 @@ from holdfast.core.job import JobState
 from holdfast.core.names import AUDIT, OPERATOR
 from holdfast.opening import open_store
 from holdfast.service.app import ROUTES
-from holdfast.service.server import listen, running
+from holdfast.service.listening import listen
+from holdfast.service.server import running
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.tokens import ADMIN
 from holdfast.store import ListQuery

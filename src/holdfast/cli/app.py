@@ -20,6 +20,7 @@ from typer.main import (
 
 from holdfast.cli import (
     checks,
+    dashboard,
     demo,
     dev,
     dlq,
@@ -114,6 +115,7 @@ for _group in (
     demo,
     worker,
     serve,
+    dashboard,
     upkeep,
     enqueue,
     jobs,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.options import TENANT_VARIABLE, Tenant, needing_service, words
+from holdfast.cli.options import TENANT_VARIABLE, Tenant, needing, words
 from holdfast.cli.output import say
-from holdfast.cli.serve import KEY_VARIABLE, address
+from holdfast.cli.serve import KEY_VARIABLE, address, mount_of, session_secret
 from holdfast.cli.session import shown_url
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
 from holdfast.core.errors import InvalidOption
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from socket import socket
 
     from holdfast.cli.running import WorkerConfig
+    from holdfast.service.server import Mount
     from holdfast.service.settings import ServiceSettings
 
 STORE, VALKEY, TENANT = "file:.holdfast", "valkey", "dev"
@@ -29,7 +30,7 @@ SAMPLES = "holdfast.cli.samples"
 
 _GREETING = """\
 Holdfast serves {url} on {store}, with a worker for tenant {tenant}. Ctrl-C stops it.
-This token is valid for 7 days while the service runs. Enqueue a job, and get its result:
+{pages}This token is valid for 7 days while the service runs. Enqueue a job, and get its result:
 
 export HOLDFAST_TOKEN={token}
 curl -s {url}/v1/jobs -H "Authorization: Bearer $HOLDFAST_TOKEN" -H 'Content-Type: application/json' \
@@ -57,21 +58,23 @@ def dev(
     tenant: Tenant = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free one.")] = 8000,
+    dashboard: Annotated[bool, typer.Option(help="Serve the dashboard too, at /dashboard.")] = True,
     access_log: Annotated[bool, typer.Option(help="Print a JSON line for each request.")] = False,
     json_logs: JsonLogs = False,
     log_level: LogLevel = "info",
 ) -> None:
-    """Run everything in one process for development: the HTTP API and a worker with sample jobs.
+    """Run everything in one process for development: the HTTP API, the dashboard, and a worker with sample jobs.
 
-    Prints the address, a token and a request to try. The store is the directory .holdfast, unless --store names
-    another; HOLDFAST_STORE is ignored. Tokens are signed with the key of the environment, or else with a new one.
+    Prints the address, a token and a request to try. On this machine the dashboard opens without a login. The store is
+    the directory .holdfast, unless --store names another; HOLDFAST_STORE is ignored. Tokens are signed with the key of the
+    environment, or else with a new one.
     """
     import asyncio
 
     from holdfast.cli.running import WorkerConfig, configure_logs, exit_on_term
 
-    with needing_service("dev"):
-        from holdfast.service.server import listen
+    with needing("dev", "service"):
+        from holdfast.service.listening import is_loopback, listen
         from holdfast.service.settings import ServiceSettings, TokenSettings
         from holdfast.service.signing import new_secret, sign
         from holdfast.service.tokens import SCOPES
@@ -90,14 +93,20 @@ def dev(
         configure_lines("holdfast.audit", *(["holdfast.access"] if access_log else []))
 
         def greet() -> None:
-            say(_GREETING.format(url=address(sock), store=shown_url(url), tenant=whose, token=token), lines=True)
+            url_of_pages = f"The dashboard: {address(sock)}/dashboard\n" if dashboard else ""
+            place = {"url": address(sock), "store": shown_url(url), "tenant": whose, "pages": url_of_pages}
+            say(_GREETING.format(**place, token=token), lines=True)
 
         # The worker does the maintenance.
         settings = ServiceSettings(store=url, tokens=tokens, access_log=access_log, upkeep=False)
-        asyncio.run(_run(config, settings, sock, greet))
+        secret = session_secret(tokens) if dashboard else None
+        mount = mount_of(secret, is_open=is_loopback(host), tenant=whose)
+        asyncio.run(_run(config, settings, sock, greet, mount))
 
 
-async def _run(config: WorkerConfig, settings: ServiceSettings, sock: socket, greet: Callable[[], None]) -> None:
+async def _run(
+    config: WorkerConfig, settings: ServiceSettings, sock: socket, greet: Callable[[], None], mount: Mount | None
+) -> None:
     import asyncio
 
     from holdfast.cli import samples
@@ -112,7 +121,7 @@ async def _run(config: WorkerConfig, settings: ServiceSettings, sock: socket, gr
     worker = make_worker(config, store)
     log_events(worker, config)
     http_metrics.enable()
-    async with running(settings, sock, store) as server:
+    async with running(settings, sock, store, mount) as server:
         await samples.enqueue_some(Queue(store=store, tenant=config.tenant))
         with on_signal(server.stop):
             # The worker handles signals itself.

@@ -77,12 +77,12 @@ def blobs_url(given: str | None) -> str | None:
 
 
 @contextmanager
-def needing_service(command: str) -> Generator[None]:
-    """Raise InvalidOption with the command that installs the service's libraries, if they are missing."""
+def needing(command: str, extra: str) -> Generator[None]:
+    """Raise InvalidOption with the command that installs the libraries of an extra, if they are missing."""
     try:
         yield
     except ModuleNotFoundError as error:
-        reason = f"it needs {error.name}; install it with: pip install 'holdfast[service]'"
+        reason = f"it needs {error.name}; install it with: pip install 'holdfast[{extra}]'"
         raise InvalidOption(command, reason) from error
 
 

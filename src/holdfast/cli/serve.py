@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,18 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from holdfast.cli.options import Blobs, Store, blobs_url, duration, needing_service, store_url
+from holdfast.cli.options import Blobs, Store, blobs_url, duration, needing, store_url
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
 from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from socket import socket
 
+    from holdfast.service.server import Mount
     from holdfast.service.settings import ServiceSettings, TokenSettings
 
 KEY_VARIABLE, JWKS_VARIABLE = "HOLDFAST_JWT_HS256_KEY", "HOLDFAST_JWKS_URL"
 ISSUER_VARIABLE, AUDIENCE_VARIABLE = "HOLDFAST_JWT_ISSUER", "HOLDFAST_JWT_AUDIENCE"
 CLAIM_VARIABLE = "HOLDFAST_TENANT_CLAIM"
+PAGES_VARIABLE = "HOLDFAST_DASHBOARD_KEY"
+"""The secret of the dashboard's sessions, for services that share them. Default: the key of tokens, or a new one."""
 
 Metrics = tuple[str, int] | None
 """The separate address and port of /metrics."""
@@ -121,6 +125,10 @@ def serve(
     blobs: Blobs = None,
     json_logs: JsonLogs = False,
     log_level: LogLevel = "info",
+    dashboard: Annotated[
+        bool,
+        typer.Option("--dashboard", help=f"Serve the dashboard too, at /dashboard. [env, its key: {PAGES_VARIABLE}]"),
+    ] = False,
     audit_queue: Annotated[
         bool, typer.Option("--audit-queue", help="Keep the audit trail in the store, too; `holdfast trail` prints it.")
     ] = False,
@@ -128,8 +136,9 @@ def serve(
     """Serve the HTTP API until SIGTERM or Ctrl-C. Then finish requests, answer waiting ones, and exit with 0."""
     from holdfast.cli.running import exit_on_term, ignore_signals
 
-    with needing_service("serve"):
-        from holdfast.service.server import check, listen, shared_metrics
+    with needing("serve", "service"):
+        from holdfast.service.listening import listen
+        from holdfast.service.server import check, shared_metrics
         from holdfast.service.settings import MIB, Limits, ServiceSettings, check_proxies
 
     if metrics_host is not None and metrics_port is None:
@@ -161,16 +170,18 @@ def serve(
         proxies=check_proxies(trusted_proxies),
     )
     logs: dict[str, Any] = {"json": json_logs, "level": checked_level(log_level).upper()}
+    pages = session_secret(settings.tokens) if dashboard else None
+    mount_of(pages)
     exit_on_term()
     sock = listen(host, port, settings.limits.send_s)
     if processes == 1:
-        _serve(settings, sock, logs, metrics)
+        _serve(settings, sock, logs, metrics, pages)
         return
     from holdfast.worker.supervisor import supervise
 
     check(settings, processes)
     with shared_metrics():
-        code = supervise(partial(_child, settings, sock, logs, metrics), processes)
+        code = supervise(partial(_child, settings, sock, logs, metrics, pages), processes)
     ignore_signals()
     raise typer.Exit(code)
 
@@ -200,16 +211,33 @@ def address(sock: socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _child(settings: ServiceSettings, sock: socket, logs: dict[str, Any], metrics: Metrics, number: int) -> NoReturn:
+def session_secret(tokens: TokenSettings) -> str:
+    """What the sessions of the dashboard are signed with: every process of a service has the same."""
+    return os.environ.get(PAGES_VARIABLE) or tokens.hs256_key or secrets.token_urlsafe(32)
+
+
+def mount_of(secret: str | None, **options: Any) -> Mount | None:
+    """What mounts the dashboard in a service. None without a secret. Raises InvalidOption if a library is missing."""
+    if secret is None:
+        return None
+    with needing("dashboard", "dashboard"):
+        from holdfast.dashboard.server import in_service, session_key
+
+    return partial(in_service, key=session_key(secret), **options)
+
+
+def _child(
+    settings: ServiceSettings, sock: socket, logs: dict[str, Any], metrics: Metrics, pages: str | None, number: int
+) -> NoReturn:
     """Run as one of several processes. The first one serves the metrics of all."""
     from holdfast.cli import exit_code_of
     from holdfast.cli.running import exit_on_term
 
     exit_on_term()
-    sys.exit(exit_code_of(lambda: _serve(settings, sock, logs, None if number else metrics)))
+    sys.exit(exit_code_of(lambda: _serve(settings, sock, logs, None if number else metrics, pages)))
 
 
-def _serve(settings: ServiceSettings, sock: socket, logs: dict[str, Any], metrics: Metrics) -> None:
+def _serve(settings: ServiceSettings, sock: socket, logs: dict[str, Any], metrics: Metrics, pages: str | None) -> None:
     from holdfast.cli.running import ignore_signals
     from holdfast.cli.session import shown_url
     from holdfast.service.server import run
@@ -222,6 +250,8 @@ def _serve(settings: ServiceSettings, sock: socket, logs: dict[str, Any], metric
     if metrics is not None:
         http_metrics.serve_at(*metrics)
     log = logging.get_logger("holdfast.cli")
-    run(settings, sock, lambda: log.info("serving", url=address(sock), store=shown_url(settings.store)))
+    shown = {} if pages is None else {"dashboard": f"{address(sock)}/dashboard"}
+    ready = partial(log.info, "serving", url=address(sock), store=shown_url(settings.store), **shown)
+    run(settings, sock, ready, mount_of(pages))
     ignore_signals()
     log.info("stopped")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.audit import NO_STORE, audited
-from holdfast.cli.options import Json, Store, Tenant, duration, instant, needing_service, tenant_name, words
+from holdfast.cli.options import Json, Store, Tenant, duration, instant, needing, tenant_name, words
 from holdfast.cli.output import emit, note, say, show
 from holdfast.cli.serve import Audience, Issuer, KeyFile, TenantClaim, token_settings
 from holdfast.cli.session import with_store
@@ -46,7 +46,7 @@ def token(
     ctx: typer.Context,
     *,
     tenant: Tenant = None,
-    scope: Annotated[str, typer.Option(metavar="SCOPE[,SCOPE...]", help="produce, work, read, admin.")] = "",
+    scope: Annotated[str, typer.Option(metavar="SCOPE[,SCOPE...]", help="produce, work, read, admin; operator.")] = "",
     queues: Annotated[
         str | None,
         typer.Option(metavar="QUEUE[,QUEUE...]", help="The queues that the token is limited to. Default: all."),
@@ -61,7 +61,10 @@ def token(
     audience: Audience = None,
     tenant_claim: TenantClaim = None,
 ) -> None:
-    """Print a signed token for the HTTP service, for development. With a subcommand, revoke tokens."""
+    """Print a signed token for the HTTP service, for development. With a subcommand, revoke tokens.
+
+    The scope `operator` makes a token for all tenants, without --tenant. It opens the dashboard, and no route.
+    """
     if ctx.invoked_subcommand is not None:
         return
     if not scope:
@@ -73,7 +76,7 @@ def token(
     with audited("token.sign", NO_STORE, tenant, **facts):
         made = _signing().sign(
             token_settings(key_file, None, issuer, audience, tenant_claim),
-            tenant=tenant_name(tenant),
+            tenant=None if any(one in ("operator", "jobs:operator") for one in scopes) else tenant_name(tenant),
             scopes=scopes,
             lifetime_s=lifetime_s,
             queues=only,
@@ -172,7 +175,7 @@ def _described(revocation: Revocation) -> str:
 
 
 def _revoked() -> ModuleType:
-    with needing_service("token"):
+    with needing("token", "service"):
         from holdfast.service import revoked
 
         return revoked
@@ -235,7 +238,7 @@ def drop_lease_key(
 
 
 def _signing() -> ModuleType:
-    with needing_service("token"):
+    with needing("token", "service"):
         from holdfast.service import signing
 
         return signing

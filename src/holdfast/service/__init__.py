@@ -14,7 +14,8 @@
     event_cache  shared reads of event streams           types       the job types that workers run
     openapi      the OpenAPI document                    errors      problems and their codes
     context      what all requests of a process share    answer_size keeps answers under 8 MiB
-    protocol     uvicorn's HTTP protocol, with limits    server      sockets, signals, processes
+    protocol     uvicorn's HTTP protocol, with limits    listening   sockets, and uvicorn as we run it
+    server       the service as a process, or several
 
 Requests and answers are defined in `holdfast.protocol`.
 """

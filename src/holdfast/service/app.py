@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -47,8 +47,24 @@ ROUTES: tuple[Route, ...] = (
 )  # fmt: skip
 
 
-def make_app(context: ServiceContext) -> Middleware:
-    """Make the application of one process."""
+PAGES = "/dashboard"
+"""Where pages for people are, if the service has any."""
+
+
+class Mounted(Protocol):
+    """Pages that run inside the service."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    def stop(self) -> None:
+        """End what would keep the service from stopping."""
+
+    async def close(self) -> None:
+        """Release what is held."""
+
+
+def make_app(context: ServiceContext, pages: Mounted | None = None) -> Middleware:
+    """Make the application of one process, with pages below `PAGES`."""
     app = FastAPI(
         title="Holdfast", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False,
         exception_handlers={HTTPException: _not_routed, Exception: _went_wrong},
@@ -62,7 +78,7 @@ def make_app(context: ServiceContext) -> Middleware:
         endpoints[path] = _Endpoint(context, by_method)
         app.router.routes.append(_exactly(path, endpoints[path], list(by_method)))
     app.router.routes.append(_exactly("/openapi.json", _document(document), ["GET"]))
-    return Middleware(_Table(app, endpoints), context)
+    return Middleware(_Table(app, endpoints, pages), context)
 
 
 class _Table:
@@ -71,8 +87,9 @@ class _Table:
     Other paths are left to FastAPI's router, which answers 404 or 405.
     """
 
-    def __init__(self, app: FastAPI, endpoints: dict[str, _Endpoint]) -> None:
+    def __init__(self, app: FastAPI, endpoints: dict[str, _Endpoint], pages: Mounted | None) -> None:
         self._app = app
+        self._pages = pages
         self._endpoints = {_shape(path.split("/")): endpoint for path, endpoint in endpoints.items()}
         self._names = {_shape(path.split("/")): [part[1:-1] for part in path.split("/")[3:6:2]] for path in endpoints}
 
@@ -80,11 +97,24 @@ class _Table:
         parts = scope["path"].split("/")
         shape = _shape(parts)
         endpoint = self._endpoints.get(shape)
+        if self._pages is not None and "/" + parts[1] == PAGES:
+            await _show(self._pages, scope, receive, send)
+            return
         if endpoint is None or scope["method"] not in endpoint.routes or "" in parts[1:]:
             await self._app(scope, receive, send)
             return
         scope["path_params"] = dict(zip(self._names[shape], parts[3:6:2], strict=False))
         await endpoint(scope, receive, send)
+
+
+async def _show(pages: Mounted, scope: Scope, receive: Receive, send: Send) -> None:
+    scope["holdfast.route"] = PAGES
+    try:
+        _gather(scope["headers"], {})
+    except Refusal as refusal:
+        await send_problem(send, refusal)
+        return
+    await pages({**scope, "root_path": PAGES}, receive, send)
 
 
 def _shape(parts: list[str]) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
@@ -150,6 +180,7 @@ class _Endpoint:
         """Raise a refusal if the token is revoked, has no scope for this route, or exceeds a rate."""
         if route.scope is not None:
             context = self._context
+            context.activity.note(caller.tenant)
             if not context.revoked.is_fresh():
                 await context.revoked.renew()
             context.revoked.refuse(caller)

@@ -55,7 +55,9 @@ class Middleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *_SAFE, (b"x-request-id", request_id)]
+                given = {name.lower() for name, _ in message["headers"]}
+                safe = [header for header in _SAFE if header[0] not in given]
+                message["headers"] = [*message["headers"], *safe, (b"x-request-id", request_id)]
             await send(message)
 
         try:

@@ -16,7 +16,7 @@ from holdfast.core.errors import InvalidOption
 from holdfast.core.names import check_queue, check_tenant
 from holdfast.service.keys import PRIVATE_PARTS
 from holdfast.service.settings import TokenSettings
-from holdfast.service.tokens import SCOPES
+from holdfast.service.tokens import OPERATOR_SCOPE, SCOPES
 
 Algorithm = Literal["HS256", "RS256", "ES256", "EdDSA"]
 
@@ -24,18 +24,23 @@ Algorithm = Literal["HS256", "RS256", "ES256", "EdDSA"]
 def sign(
     settings: TokenSettings,
     *,
-    tenant: str,
+    tenant: str | None,
     scopes: Sequence[str],
     lifetime_s: float = 3600.0,
     queues: Sequence[str] | None = None,
     subject: str = "",
     private_key: bytes | None = None,
 ) -> str:
-    """Make a token, signed with the shared key or a private key (a JWK). Raises InvalidOption or InvalidName."""
+    """Make a token, signed with the shared key or a private key (a JWK). Raises InvalidOption or InvalidName.
+
+    Without a tenant it is an operator's, and needs the scope `operator`.
+    """
+    if (tenant is None) != any(_scope(scope) == OPERATOR_SCOPE for scope in scopes):
+        raise InvalidOption("scope", "a token of an operator has the scope `operator` and no tenant")
     claims: dict[str, Any] = {
         "iss": settings.issuer,
         "aud": settings.audience,
-        settings.tenant_claim: check_tenant(tenant),
+        **({} if tenant is None else {settings.tenant_claim: check_tenant(tenant)}),
         "scope": " ".join(map(_scope, scopes)),
         "iat": int(time.time()),
         "exp": int(time.time() + lifetime_s),
@@ -86,6 +91,7 @@ def _private(text: bytes) -> jwt.PyJWK:
 
 def _scope(scope: str) -> str:
     full = scope if ":" in scope else f"jobs:{scope}"
-    if full not in SCOPES:
-        raise InvalidOption("scope", f"{scope!r} is none of {', '.join(name.partition(':')[2] for name in SCOPES)}")
+    known = (*SCOPES, OPERATOR_SCOPE)
+    if full not in known:
+        raise InvalidOption("scope", f"{scope!r} is none of {', '.join(name.partition(':')[2] for name in known)}")
     return full

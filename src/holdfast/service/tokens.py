@@ -25,6 +25,8 @@ from holdfast.service.settings import Limits, TokenSettings
 
 PRODUCE, WORK, READ, ADMIN = "jobs:produce", "jobs:work", "jobs:read", "jobs:admin"
 SCOPES = (PRODUCE, WORK, READ, ADMIN)
+OPERATOR_SCOPE = "jobs:operator"
+"""Of a token without a tenant: it is for all tenants, on the dashboard alone."""
 ALGORITHMS = ("HS256", "RS256", "ES256", "EdDSA")
 TENANT_ALIASES = ("tid", "tenant", "tenant_id", "tenantId", "organization_id", "organizationId")
 """Common claims for the tenant. If a token has several of them, they must agree."""
@@ -40,6 +42,7 @@ class Caller(Struct, frozen=True):
     """The caller of a request, with its rights."""
 
     tenant: str
+    """"" for an operator's token: it is for all tenants."""
     scopes: frozenset[str]
     queues: frozenset[str] | None
     """The queues that it may use, without Holdfast's own; None: all queues of the tenant."""
@@ -74,8 +77,11 @@ class Tokens:
         self._known: dict[bytes, Caller] = {}
         self._generation = keys.generation
 
-    async def caller(self, authorization: bytes | None, address: str) -> Caller:
-        """The caller that an Authorization header names. Raises a refusal: 401, or 429 after too many of those."""
+    async def caller(self, authorization: bytes | None, address: str, *, operators: bool = False) -> Caller:
+        """The caller that an Authorization header names. Raises a refusal: 401, or 429 after too many of those.
+
+        A token of an operator names no tenant, and is refused unless `operators` are welcome. [TENANT-1]
+        """
         token = self._bearer(authorization)
         self._keys.renew_in_time()
         digest = hashlib.sha256(token).digest()
@@ -92,6 +98,8 @@ class Tokens:
         if self.left_s(caller) <= 0:
             # The token was valid once, so this is not a guess and does not count as one.
             raise _expired()
+        if not caller.tenant and not operators:
+            raise self._without_tenant()
         return caller
 
     async def _check_new(self, token: str, address: str) -> Caller:
@@ -144,8 +152,10 @@ class Tokens:
         subject, token_id, issued_at = claims.get("sub"), claims.get("jti"), claims.get("iat")
         # A signature has several spellings, the signed part has one.
         digest = hashlib.sha256(token.rpartition(".")[0].encode()).digest()
+        tenant = self._tenant(claims)
+        scopes = _scopes(claims) - ({OPERATOR_SCOPE} if tenant else set())
         return Caller(
-            self._tenant(claims), _scopes(claims), _queues(claims), subject if isinstance(subject, str) else "",
+            tenant, scopes, _queues(claims), subject if isinstance(subject, str) else "",
             float(claims["exp"]), digest, token_id if isinstance(token_id, str) else "",
             None if issued_at is None else float(issued_at),
         )  # fmt: skip
@@ -154,7 +164,9 @@ class Tokens:
         name = self._settings.tenant_claim
         tenant = claims.get(name)
         if tenant is None:
-            raise refused(f"it has no claim `{name}`")
+            if OPERATOR_SCOPE not in _scopes(claims) or any(alias in claims for alias in TENANT_ALIASES):
+                raise self._without_tenant()
+            return ""
         try:
             check_tenant(tenant)
         except InvalidName:
@@ -162,6 +174,9 @@ class Tokens:
         if any(claims[alias] != tenant for alias in TENANT_ALIASES if alias in claims):
             raise refused("its claims name different tenants")
         return tenant
+
+    def _without_tenant(self) -> Refusal:
+        return refused(f"it has no claim `{self._settings.tenant_claim}`")
 
 
 _WHY = {
@@ -211,7 +226,7 @@ def _scopes(claims: dict[str, Any]) -> frozenset[str]:
     scope = claims.get("scope", "")
     if not isinstance(scope, str):
         raise refused("its `scope` is not one string")
-    return frozenset(scope.split()) & frozenset(SCOPES)
+    return frozenset(scope.split()) & frozenset((*SCOPES, OPERATOR_SCOPE))
 
 
 def _queues(claims: dict[str, Any]) -> frozenset[str] | None:

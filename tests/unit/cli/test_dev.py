@@ -20,8 +20,9 @@ def nobody(monkeypatch):
 
 def greeted(process):
     """What it prints when it is ready: the address, and the lines to try."""
-    lines = [process.stdout.readline() for _ in range(3)]
+    lines = [process.stdout.readline() for _ in range(4)]
     assert "Holdfast serves" in lines[0], (lines, process.poll())
+    assert "/dashboard" in lines[1], lines
     tries = [process.stdout.readline() for _ in range(3)]
     return lines[0], tries
 

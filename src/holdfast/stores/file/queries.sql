@@ -158,7 +158,7 @@ SELECT tenant, series, count FROM purges WHERE tenant > ?1 AND (?2 IS NULL OR te
 -- name: tenants_with_settings
 SELECT DISTINCT tenant FROM settings WHERE tenant > ? OR tenant = ? ORDER BY tenant LIMIT ?;
 -- name: events
-SELECT first, mark, chunk FROM events WHERE last > ? ORDER BY last;
+SELECT first, mark, chunk, last, lane FROM events WHERE last > ? ORDER BY last;
 -- name: chunk_at
 SELECT first, mark FROM events WHERE last >= ? ORDER BY last LIMIT 1;
 -- name: first_behind

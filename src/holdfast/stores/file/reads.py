@@ -37,7 +37,9 @@ from holdfast.stores.file.sql import FUTURE, OLDEST_READY, SQL
 from holdfast.stores.file.transaction import clock
 
 SCAN = 10_000
-"""The most rows or events that one page scans before it returns what it has found."""
+"""The most rows that one page scans before it returns what it has found."""
+EVENT_SCAN = 1000
+"""The same for a tenant's page of events, unless more are wanted."""
 
 _OFFSET = re.compile(r"([0-9]{1,18})(\.[0-9]{1,10})?")
 
@@ -188,11 +190,18 @@ def events(db: sqlite3.Connection, tenant: str | None, after: str | None, limit:
     offset = after or offset_at(db, start)
     gaps = [] if tenant else _cuts(db, start)
     # A tenant's page scans a limited part of the log, however few events it finds. [EVENT-3]
-    stop = _on(db, start, max(limit, SCAN), end)
+    stop = _on(db, start, max(limit, EVENT_SCAN), end)
     names = _Names(db)
     page: list[Event] = []
     reached, last = start, offset
-    for first, mark, chunk in db.execute(SQL["events"], (start,)):
+    for first, mark, chunk, last_in_chunk, lane in db.execute(SQL["events"], (start,)):
+        if first > stop:
+            break
+        is_foreign = tenant is not None and lane is not None and names.of(lane)[0] != tenant
+        if is_foreign and len(page) < limit:
+            reached = min(stop, last_in_chunk)
+            last = f"{reached}.{mark}"
+            continue
         for n, logged in enumerate(rows.unpack_events(chunk), first):
             if n <= start:
                 continue
@@ -271,7 +280,7 @@ def read(db: sqlite3.Connection, log_range: LogRange, limit: int) -> LogPage:
     stop = _on(db, start, limit, end)
     names = _Names(db)
     found = Gathered()
-    for first, mark, chunk in db.execute(SQL["events"], (start,)):
+    for first, mark, chunk, *_ in db.execute(SQL["events"], (start,)):
         if first > stop:
             break
         part = rows.to_columns(first, mark, chunk, names.of)

@@ -119,7 +119,7 @@ SELECT min(deadline) FROM {s}.jobs WHERE state = {state:leased};
 -- A transaction that holds a tenant's lock waits for no other lock: so waiting for it is harmless.
 -- name: lock_tenant
 SELECT set_config('lock_timeout', $2::int::text, true), pg_advisory_xact_lock(hashtextextended($1::text, 7));
--- A caller's transaction marks that it enqueues for a tenant; and whether no transaction has marked it.
+-- join_tenant: a caller's transaction marks that it enqueues for a tenant. tenant_unjoined: whether no open one has.
 -- name: join_tenant
 SELECT pg_advisory_xact_lock_shared(hashtextextended($1::text, 8));
 -- name: tenant_unjoined
@@ -239,7 +239,7 @@ DELETE FROM {s}.keys k USING unnest($1::int[], $2::text[], $3::text[], $4::text[
     AS u (lane, type, key, job_id, policy)
 WHERE k.lane = u.lane AND k.type = u.type AND k.key = u.key AND k.job_id = u.job_id AND k.policy = u.policy;
 
--- Quotas. Counts up to the quota; and the leased jobs, if many wait. [TENANT-5]
+-- Quotas. Waiting jobs are counted up to the quota, leased ones only if many wait. [TENANT-5]
 -- name: quotas
 SELECT tenant, queue, max_waiting FROM {s}.settings WHERE tenant = ANY ($1::text[]) AND max_waiting IS NOT NULL;
 -- name: drawn
@@ -279,7 +279,7 @@ SELECT lane, queue, paused FROM {s}.lanes WHERE tenant = $1 AND queue > $2 ORDER
 SELECT lane, queue, paused FROM {s}.lanes WHERE tenant = $1 AND queue = ANY ($2::text[]);
 -- name: count_jobs
 SELECT lane, now, counts, stored, oldest, uncounted FROM {s}.count_jobs($1::int[], $2, $3);
--- From a position on, tenant by tenant, the first queue of each that has jobs: up to $4 tenants, reading up to $5 lanes.
+-- For each tenant after a position, its first queue that has jobs. Returns up to $4 tenants, reads up to $5 lanes.
 -- name: lanes_after
 WITH RECURSIVE changed AS MATERIALIZED (
     SELECT u.lane, sum(u.leased) AS leased FROM {s}.uncounted() x CROSS JOIN LATERAL {s}.usage_rows(x.usage) u

@@ -383,7 +383,7 @@ class PostgresStore:
         return await doctor.findings(self._client)
 
     async def migrate(self, on_step: Callable[[str], None] | None = None) -> int:
-        """Bring the schema up to date. The store need not be open. Answers the number of steps, named to `on_step`."""
+        """Bring the schema up to date. Needs no `open`. Returns the number of steps; `on_step` gets each name."""
         connection = await self._client.connect()
         try:
             names = await schema.migrate(connection, self.address)

@@ -82,7 +82,7 @@ class Static(Struct, array_like=True, frozen=True):
 
 
 class RecordExtra(Struct, array_like=True):
-    """What most jobs do not have. Lua writes it too, and writes 1.0 as 1."""
+    """Fields that most jobs do not have. Lua writes them too, and writes 1.0 as 1."""
 
     replays: int
     fraction: float | bool

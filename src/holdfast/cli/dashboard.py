@@ -1,0 +1,103 @@
+"""`holdfast dashboard`: the dashboard alone, on any store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.options import TENANT_VARIABLE, Blobs, Store, blobs_url, needing, store_url
+from holdfast.cli.output import say
+from holdfast.cli.serve import (
+    Audience,
+    Issuer,
+    Jwks,
+    KeyFile,
+    TenantClaim,
+    address,
+    session_secret,
+    token_settings,
+)
+from holdfast.cli.session import existing, shown_url
+from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
+
+if TYPE_CHECKING:
+    from socket import socket
+
+    from holdfast.dashboard.access import Access
+    from holdfast.service.settings import TokenSettings
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(dashboard)
+
+
+def dashboard(
+    *,
+    store: Store = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", help=f"The tenant to begin with. [env: {TENANT_VARIABLE}]")
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free one.")] = 8001,
+    key_file: KeyFile = None,
+    jwks: Jwks = None,
+    issuer: Issuer = None,
+    audience: Audience = None,
+    tenant_claim: TenantClaim = None,
+    blobs: Blobs = None,
+    json_logs: JsonLogs = False,
+    log_level: LogLevel = "info",
+) -> None:
+    """Serve the dashboard of a store until SIGTERM or Ctrl-C.
+
+    On this machine it opens without a login and shows all tenants. On another --host it asks for a token of the HTTP
+    API, so it needs the key that verifies them.
+    """
+    import asyncio
+    import os
+
+    from holdfast.cli.running import exit_on_term
+
+    with needing("dashboard", "dashboard"):
+        from holdfast.dashboard.access import OnLoopback
+        from holdfast.service.listening import is_loopback, listen
+        from holdfast.telemetry import logging
+
+    tokens = None
+    if not is_loopback(host):
+        tokens = token_settings(key_file, jwks, issuer, audience, tenant_claim).check()
+    url = existing(store_url(store))
+    exit_on_term()
+    logging.configure(json=json_logs, level=checked_level(log_level).upper())
+    logging.configure_lines("holdfast.audit")
+    sock = listen(host, port, 30.0)
+    given: dict[str, Any] = {"url": url, "blobs": blobs_url(blobs), "tenant": tenant or os.environ.get(TENANT_VARIABLE)}
+    asyncio.run(_serve(sock, OnLoopback() if tokens is None else tokens, **given))
+
+
+async def _serve(
+    sock: socket, access: Access | TokenSettings, *, url: str, blobs: str | None, tenant: str | None
+) -> None:
+    from holdfast.blobs import Blobs as BlobStore
+    from holdfast.cli.running import ignore_signals
+    from holdfast.core.names import check_tenant
+    from holdfast.dashboard.access import ByToken
+    from holdfast.dashboard.app import Dashboard
+    from holdfast.dashboard.server import serve, session_key
+    from holdfast.opening import make_store
+    from holdfast.service.settings import TokenSettings
+
+    store = make_store(url)
+    if isinstance(access, TokenSettings):
+        access = ByToken.of(access, store, key=session_key(session_secret(access)))
+    kept = None if blobs is None else BlobStore.open(blobs)
+    first = "" if tenant is None else check_tenant(tenant)
+    try:
+        await store.open()
+        pages = Dashboard(store, access, blobs=kept, tenant=first, url=url)
+        await serve(pages, sock, lambda: say(f"Dashboard of {shown_url(url)}: {address(sock)}/", lines=True))
+        ignore_signals()
+    finally:
+        await store.close()

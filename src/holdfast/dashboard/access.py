@@ -1,0 +1,148 @@
+"""Who looks: any user of this machine, or the holder of a token.
+
+Another way to log in, such as OIDC, ends like `ByToken.log_in`: it makes a `Viewer` and calls `Sessions.start`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from starlette.requests import Request
+
+from holdfast.core.errors import StoreError
+from holdfast.dashboard.sessions import Sessions
+from holdfast.dashboard.view import EVERYTHING, NotShown, Viewer
+from holdfast.service.errors import Refusal
+from holdfast.service.keys import Keys
+from holdfast.service.listening import is_loopback
+from holdfast.service.revoked import Revoked
+from holdfast.service.settings import Limits, TokenSettings
+from holdfast.service.tokens import Caller, Tokens
+from holdfast.store import Store
+
+COOKIE, SAFE_COOKIE = "holdfast-session", "__Host-holdfast-session"
+"""With TLS, a browser accepts the second name from this host alone, and sends it back over TLS alone."""
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+
+
+class Access(Protocol):
+    """Decides who looks."""
+
+    sessions: Sessions
+
+    @property
+    def has_login(self) -> bool:
+        """Whether there is a login."""
+        ...
+
+    async def open(self) -> None:
+        """Get ready, when the store is open."""
+        ...
+
+    async def close(self) -> None:
+        """Release what is held."""
+        ...
+
+    async def viewer(self, request: Request) -> Viewer | None:
+        """Who sends a request; None: they must log in first. Raises NotShown."""
+        ...
+
+    async def holds(self, viewer: Viewer) -> bool:
+        """Whether a viewer may go on looking: a stream asks now and then."""
+        ...
+
+
+class OnLoopback:
+    """Any user of this machine, without a login. Requests from elsewhere are refused.
+
+    The name in the header Host must be one of this machine: a foreign page whose name resolves to this machine (DNS
+    rebinding) sends its own name.
+    """
+
+    has_login = False
+
+    def __init__(self) -> None:
+        self.sessions = Sessions()
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def viewer(self, request: Request) -> Viewer | None:
+        if not is_loopback(_host_of(request.headers.get("host", ""))):
+            raise NotShown(403, "This dashboard answers to localhost alone.")
+        client = request.client
+        if client is None or not is_loopback(client.host) or any(name in request.headers for name in _FORWARDED):
+            raise NotShown(403, "This dashboard is for this machine alone. Behind a proxy, use tokens.")
+        return Viewer("local", None, EVERYTHING)
+
+    async def holds(self, viewer: Viewer) -> bool:
+        del viewer
+        return True
+
+
+class ByToken:
+    """The holder of a token of the HTTP service, who pastes it once and gets a session. [TENANT-1]"""
+
+    has_login = True
+
+    def __init__(self, tokens: Tokens, revoked: Revoked, keys: Keys | None = None, *, key: bytes | None = None) -> None:
+        self.sessions = Sessions(key)
+        self._tokens = tokens
+        self._revoked = revoked
+        self._keys = keys
+
+    @classmethod
+    def of(cls, settings: TokenSettings, store: Store, *, key: bytes | None = None) -> ByToken:
+        """With keys and revocations of its own."""
+        keys = Keys(settings.hs256_key, settings.jwks)
+        return cls(Tokens(settings.check(), keys, Limits()), Revoked(store), keys, key=key)
+
+    async def open(self) -> None:
+        if self._keys is not None:
+            await self._keys.open()
+
+    async def close(self) -> None:
+        if self._keys is not None:
+            await self._keys.close()
+            await self._revoked.close()
+
+    async def viewer(self, request: Request) -> Viewer | None:
+        viewer = self.sessions.viewer(request.cookies.get(cookie_name(request), ""))
+        return viewer if viewer is not None and await self.holds(viewer) else None
+
+    async def holds(self, viewer: Viewer) -> bool:
+        try:
+            await self._revoked.check(_caller(viewer))
+        except (Refusal, StoreError):
+            return False
+        return True
+
+    async def log_in(self, token: str, address: str) -> Viewer:
+        """The viewer that a token names. Raises a refusal: of the token, or after too many bad ones."""
+        caller = await self._tokens.caller(b"Bearer " + token.encode(errors="replace"), address, operators=True)
+        await self._revoked.check(caller)
+        return Viewer(
+            caller.subject or caller.token_id or "a token", caller.tenant or None, caller.scopes, caller.queues,
+            caller.token_id, caller.issued_at, caller.expires_at,
+        )  # fmt: skip
+
+
+def _caller(viewer: Viewer) -> Caller:
+    """The caller of the token that a session began with, for the list of revoked tokens."""
+    return Caller(
+        viewer.tenant or "", viewer.scopes, viewer.queues, viewer.name, viewer.expires_at or 0.0, b"",
+        viewer.token_id, viewer.issued_at,
+    )  # fmt: skip
+
+
+def cookie_name(request: Request) -> str:
+    """The name of the session's cookie on this connection."""
+    return SAFE_COOKIE if request.url.scheme == "https" else COOKIE
+
+
+def _host_of(header: str) -> str:
+    """The name in a Host header, without the port."""
+    return header.partition("]")[0] if header.startswith("[") else header.partition(":")[0]

@@ -1,0 +1,230 @@
+"""Live pages: which fragment changed, as server-sent events. A page holds one stream, and fetches what changed.
+
+A fragment on a screen has one `FragmentWatch`, shared by all viewers with equal rights. Hints of the store mark it;
+then it is read and drawn again, once for all, and its viewers are notified if it looks different. So a store is read
+for what is on a screen, and for nothing else, and it makes no difference how many look at the same.
+
+The pace: a fragment is renewed at most once in `PACE_S`, and more slowly while renewing them all would take more than
+`SHARE` of the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.core.errors import HoldfastError
+from holdfast.dashboard.page import RENEW_S, WebPage
+from holdfast.dashboard.view import NotShown, View, Viewer
+from holdfast.store import ALL_HINTS, Signal, Store
+from holdfast.telemetry.logging import get_logger
+
+_log = get_logger(__name__)
+
+PACE_S, SLOWEST_S = 1.0, 5.0
+SHARE = 0.03
+FETCH_S = 0.001
+"""About what one viewer's fetch of a changed fragment costs."""
+BEAT_S = 15.0
+"""How often a quiet stream says that it lives, and asks whether its viewer may still look."""
+MAX_STREAMS, MAX_STREAMS_PER_TENANT = 1000, 200
+
+Key = tuple[object, ...]
+
+
+class Rendered(NamedTuple):
+    """A fragment as HTML. Equal tags: equal looks, apart from how long ago things were."""
+
+    html: str
+    tag: str
+
+
+Render = Callable[[WebPage, str, View], Awaitable[Rendered]]
+
+
+class LivePages:
+    """All the streams and watches of one dashboard."""
+
+    def __init__(self, store: Store, render: Render) -> None:
+        self.render = render
+        self.clean: set[FragmentWatch] = set()
+        """The watches that nothing has marked. Hints look at these alone: under load there are few."""
+        self._store = store
+        self._watches: dict[Key, FragmentWatch] = {}
+        self._streams: dict[str, int] = {}
+        self._unlisten: Callable[[], None] | None = None
+        self._wakeups: set[asyncio.Event] = set()
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """End every stream."""
+        self._is_stopping = True
+        for wakeup in self._wakeups:
+            wakeup.set()
+
+    async def fragment(self, page: WebPage, name: str, view: View) -> Rendered:
+        """A fragment as its watch drew it last, for a viewer that was notified; drawn anew if there is no watch."""
+        watch = self._watches.get(_key(page, name, view))
+        if watch is not None and watch.rendered is not None:
+            return watch.rendered
+        return await self.render(page, name, view)
+
+    def changed(self, tenant: str) -> None:
+        """Renew what shows this tenant, or all tenants: an action was carried out that may make no hint."""
+        for watch in list(self._watches.values()):
+            if watch.tenant in ("", tenant):
+                watch.mark()
+
+    def check_room(self, tenant: str) -> None:
+        """Raise NotShown if there are too many streams."""
+        if self._streams.get(tenant, 0) >= MAX_STREAMS_PER_TENANT or sum(self._streams.values()) >= MAX_STREAMS:
+            raise NotShown(503, "Too many pages are open. This one is not live.")
+
+    async def stream(
+        self, page: WebPage, view: View, holds: Callable[[Viewer], Awaitable[bool]], life_s: float
+    ) -> AsyncGenerator[bytes]:
+        """Notices for one page: the names of changed fragments and their tags. It ends after `life_s`."""
+        self._streams[view.tenant] = self._streams.get(view.tenant, 0) + 1
+        changed: dict[str, str] = {}
+        wakeup = asyncio.Event()
+        ends_at = time.monotonic() + life_s
+
+        def notify(name: str, tag: str) -> None:
+            changed[name] = tag
+            wakeup.set()
+
+        watches = [self._watch(page, name, view) for name in page.fragments]
+        self._wakeups.add(wakeup)
+        for watch in watches:
+            watch.enter(notify)
+        try:
+            # The client comes back after a second.
+            yield b"retry: 1000\n\n"
+            while not self._is_stopping and time.monotonic() < ends_at:
+                wakeup.clear()
+                if changed:
+                    data = msgspec.json.encode(changed)
+                    changed.clear()
+                    yield b"event: changed\ndata: %s\n\n" % data
+                    continue
+                try:
+                    async with asyncio.timeout(max(0.0, min(BEAT_S, ends_at - time.monotonic()))):
+                        await wakeup.wait()
+                except TimeoutError:
+                    if not await holds(view.viewer):
+                        yield b"event: ended\ndata: {}\n\n"
+                        return
+                    yield b": \n\n"
+        finally:
+            self._wakeups.discard(wakeup)
+            for watch in watches:
+                watch.leave(notify)
+            self._leave(view.tenant)
+
+    def pace_s(self) -> float:
+        """The least time between two renewals of one fragment, by what all of them cost."""
+        cost = sum(watch.cost_s + FETCH_S * watch.viewers for watch in self._watches.values())
+        return min(SLOWEST_S, max(PACE_S, cost / SHARE))
+
+    def forget(self, key: Key) -> None:
+        """Drop a watch without viewers."""
+        self.clean.discard(self._watches.pop(key))
+        if not self._watches and self._unlisten is not None:
+            self._unlisten()
+            self._unlisten = None
+
+    def _watch(self, page: WebPage, name: str, view: View) -> FragmentWatch:
+        key = _key(page, name, view)
+        if key not in self._watches:
+            if self._unlisten is None:
+                self._unlisten = self._store.listen(self._hear, ALL_HINTS)
+            self._watches[key] = FragmentWatch(self, key, page, name, view)
+        return self._watches[key]
+
+    def _hear(self, signal: Signal) -> None:
+        for watch in [watch for watch in self.clean if watch.is_about(signal)]:
+            watch.mark()
+
+    def _leave(self, tenant: str) -> None:
+        self._streams[tenant] -= 1
+        if not self._streams[tenant]:
+            del self._streams[tenant]
+
+
+class FragmentWatch:
+    """One fragment that is on a screen."""
+
+    def __init__(self, live: LivePages, key: Key, page: WebPage, name: str, view: View) -> None:
+        self.rendered: Rendered | None = None
+        self.cost_s = 0.0
+        self._live, self._key = live, key
+        self._page, self._name, self._view = page, name, view
+        self._viewers: list[Callable[[str, str], None]] = []
+        self._marked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def tenant(self) -> str:
+        return self._view.tenant
+
+    @property
+    def viewers(self) -> int:
+        return len(self._viewers)
+
+    def is_about(self, signal: Signal) -> bool:
+        """Whether a hint is about this fragment."""
+        return self._page.fragments[self._name].concerns(self._view, signal)
+
+    def mark(self) -> None:
+        """Something may have changed."""
+        self._live.clean.discard(self)
+        self._marked.set()
+
+    def enter(self, notify: Callable[[str, str], None]) -> None:
+        """Add a viewer. It learns the tag at once, so a change since its page was made is not lost."""
+        self._viewers.append(notify)
+        if self._task is None:
+            self._marked.set()
+            self._task = asyncio.create_task(self._run())
+        elif self.rendered is not None:
+            notify(self._name, self.rendered.tag)
+
+    def leave(self, notify: Callable[[str, str], None]) -> None:
+        """Remove a viewer. Without one there is no watch."""
+        self._viewers.remove(notify)
+        if not self._viewers and self._task is not None:
+            self._task.cancel()
+            self._live.forget(self._key)
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._marked.wait()
+            self._marked.clear()
+            self._live.clean.add(self)
+            began = time.monotonic()
+            await self._renew()
+            self.cost_s = time.monotonic() - began
+            await asyncio.sleep(self._live.pace_s())
+
+    async def _renew(self) -> None:
+        before = self.rendered
+        try:
+            self.rendered = await self._live.render(self._page, self._name, self._view)
+        except (HoldfastError, OSError) as error:
+            # The page keeps what it shows.
+            _log.warning("a page was not renewed", page=self._page.path, error=error)
+            return
+        if before is None or before.tag != self.rendered.tag:
+            for notify in self._viewers:
+                notify(self._name, self.rendered.tag)
+
+
+def _key(page: WebPage, name: str, view: View) -> Key:
+    return page.path, name, view.tenant, view.viewer.rights, tuple(sorted(view.query.items()))

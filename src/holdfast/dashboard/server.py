@@ -1,0 +1,73 @@
+"""The dashboard in a process of its own, and inside the HTTP service."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+from starlette.requests import Request
+
+from holdfast.dashboard.access import ByToken, OnLoopback
+from holdfast.dashboard.app import Dashboard
+from holdfast.dashboard.view import Viewer
+from holdfast.service.limits import DEBT_S
+from holdfast.service.listening import Server
+from holdfast.service.settings import Limits
+from holdfast.service.shares import Shares
+from holdfast.worker.signals import on_signal
+
+if TYPE_CHECKING:
+    from holdfast.service.context import ServiceContext
+
+GRACE_S = 5.0
+
+
+async def serve(dashboard: Dashboard, sock: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    limits = replace(Limits(), grace_s=GRACE_S)
+    connections = Shares("connections", process=limits.connections, full="too_many_connections")
+    server = Server(dashboard, limits, connections)
+
+    def stop() -> None:
+        server.force_exit = server.should_exit
+        server.should_exit = True
+        dashboard.stop()
+
+    async with dashboard.lifespan():
+        ended = asyncio.create_task(server.serve(sockets=[sock]))
+        with on_signal(stop):
+            await server.up.wait()
+            ready()
+            await ended
+
+
+def in_service(context: ServiceContext, *, key: bytes | None, is_open: bool = False, tenant: str = "") -> Dashboard:
+    """The pages of a service, for the holders of its tokens; `is_open` on loopback, for development."""
+
+    def note(request: Request, viewer: Viewer) -> None:
+        """Count a request as one of its tenant, like those of the API. Raises a refusal."""
+        tenant = viewer.tenant or ""
+        request.scope["holdfast.tenant"] = tenant
+        request.scope["holdfast.belong"](tenant)
+        context.requests.check(tenant)
+        context.requests.take(tenant, max_debt_s=DEBT_S)
+
+    return Dashboard(
+        context.store,
+        OnLoopback() if is_open else ByToken(context.tokens, context.revoked, key=key),
+        blobs=context.blobs,
+        tenant=tenant,
+        url=context.settings.store,
+        trail=None if context.trail is None else context.trail.put,
+        note=note,
+    )
+
+
+def session_key(secret: str | None) -> bytes | None:
+    """The key of the sessions, derived from a secret that all processes have; None: each makes its own."""
+    return None if secret is None else hmac.digest(secret.encode(), b"holdfast dashboard sessions", hashlib.sha256)
