@@ -66,8 +66,8 @@ def dev(
     """Run everything in one process for development: the HTTP API, the dashboard, and a worker with sample jobs.
 
     Prints the address, a token and a request to try. On this machine the dashboard opens without a login. The store is
-    the directory .holdfast, unless --store names another; HOLDFAST_STORE is ignored. Tokens are signed with the key of the
-    environment, or else with a new one.
+    the directory .holdfast, unless --store names another; HOLDFAST_STORE is ignored. Tokens are signed with the key of
+    the environment, or else with a new one.
     """
     import asyncio
 
