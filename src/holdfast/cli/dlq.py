@@ -28,7 +28,7 @@ ErrorFilter = Annotated[
     str | None,
     typer.Option("--error", help="Only jobs whose last error has this type or fingerprint, or contains this text."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show how many it would be.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show how many jobs would be affected.")]
 
 
 def register(app: typer.Typer) -> None:

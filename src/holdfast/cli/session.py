@@ -67,22 +67,22 @@ def is_new(store: Store) -> bool:
 
 
 async def all_queues(bound: Queue) -> list[str]:
-    """The tenant's queues by name, without those that Holdfast keeps for itself."""
+    """The tenant's queues by name, without the reserved ones."""
     from holdfast.core.names import RESERVED
 
     return [stats.queue for stats in await bound.queues() if not stats.queue.startswith(RESERVED)]
 
 
 async def queues_of(bound: Queue, queue: str | None) -> list[str]:
-    """The named queue alone, or all queues of the tenant."""
+    """Only the given queue, or all queues of the tenant."""
     if queue is not None:
         return [queue]
-    # A tenant without queues gets one anyway: reading it checks the other options.
+    # Use the default queue for a tenant without queues: reading it checks the other options.
     return await all_queues(bound) or [bound.name]
 
 
 async def find_job(bound: Queue, id: str, queue: str | None) -> JobRecord:
-    """A job of the named queue, or of the one queue of the tenant that has a job of that id.
+    """A job of the given queue, or of the only queue of the tenant that has a job of that id.
 
     Raises JobNotFound, and InvalidOption if several queues have such a job.
     """
@@ -125,7 +125,7 @@ async def _find(bound: Queue, id: str, queue: str | None, look: Callable[[str], 
 
 
 async def job_not_found(bound: Queue, id: str, queue: str) -> JobNotFound:
-    """The error for a job that the named queue does not have. It lists the tenant's other queues."""
+    """The error for a job that the given queue does not have. It lists the tenant's other queues."""
     error = JobNotFound(queue, id)
     others = [name for name in await all_queues(bound) if name != queue]
     if others:

@@ -37,7 +37,7 @@ CODES = {
     "jobs_ahead": "jobs of the same tenant come first: `count`, or `more` than that",
     "other_tenants": "other tenants have visible work in a queue of this name and get turns: `count`, or `more`",
     "next": "nothing is before it: the next claim takes it",
-    "upkeep": "a process that does upkeep takes it",
+    "maintenance": "a process that does maintenance takes it",
     "scheduled": "it is not due before `at`",
     "retry": "attempt `attempt` of `max_attempts` failed with `error`; it is tried again `at`",
     "released": "the last worker gave it back, for `reason`; since `at` for that reason",
@@ -271,7 +271,9 @@ def _workers(job: Job, known: KnownTypes, more: int) -> Iterator[Cause]:
 
 def _next(job: Job) -> Cause:
     if job.queue.startswith(RESERVED):
-        return Cause(code="upkeep", text="A process that does upkeep takes it next: a worker, or `holdfast maintain`.")
+        return Cause(
+            code="maintenance", text="A process that does maintenance takes it next: a worker, or `holdfast maintain`."
+        )
     return Cause(code="next", text="No job of this tenant is ahead: the next free worker takes it.")
 
 

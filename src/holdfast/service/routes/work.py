@@ -113,7 +113,7 @@ async def beat(call: ServiceCall[requests.Beat, requests.NoQuery]) -> Reply:
 def _subject(call: ServiceCall[Any, Any]) -> str:
     """The token's subject as a worker id, if it is a valid one."""
     try:
-        return check_id(call.caller.subject, "worker id")
+        return check_id(call.caller.subject, "worker id") if call.caller.subject else "http"
     except InvalidName:
         return "http"
 

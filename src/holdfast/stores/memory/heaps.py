@@ -51,6 +51,15 @@ class LazyHeap(Generic[E]):
                 places += (2 * place + 1, 2 * place + 2)
         return count
 
+    def take(self) -> E | None:
+        """Remove the smallest live entry and return it."""
+        entries = self.entries
+        while entries:
+            entry = heappop(entries)
+            if self._is_live(entry):
+                return entry
+        return None
+
     def pop(self) -> None:
         """Remove the entry that `first` returned."""
         heappop(self.entries)
