@@ -270,7 +270,10 @@ def list_jobs(random: Random, world: World) -> TraceStep:
         states = frozenset(random.sample(list(JobState), random.choice((1, 1, 2, 4))))
     type_ = random.choice((None, None, *TYPES))
     error = random.choice((None, None, None, "Boom", "broke", "LeaseExpired", "nothing"))
-    return TraceStep("list", (ListQuery(*lane, states, type_, error, None, random.choice((1, 2, 5, 100))),))
+    query = ListQuery(*lane, states, type_, error, None, random.choice((1, 2, 5, 100)))
+    if _rarely(random, 2):
+        query = replace(query, newest=True, queue=random.choice((lane[1], "", "")), id=random.choice((None, None, "b")))
+    return TraceStep("list", (query,))
 
 
 def standing(random: Random, world: World) -> TraceStep:
