@@ -88,7 +88,7 @@ async def test_jobs_are_canceled_by_filter_after_a_dry_run(service):
         steps.append(step["count"])
     assert sum(steps) == 2
     assert max(steps) == 1
-    assert await ids(client, state="canceled", type="mail") == ["job-2", "job-1"]
+    assert await ids(client, state="canceled", type="mail") == ["job-1", "job-2"]
     both = (await client.post("/v1/jobs:cancel", json={"where": {}, "running": True})).json()
     assert both["count"] == 2
     assert set(await ids(client, state="canceled")) == {"job-0", "job-1", "job-2", "running"}

@@ -39,12 +39,12 @@ def filters(**given: str | None) -> JobFilter:
     return chosen  # pyright: ignore[reportReturnType]
 
 
-def check_choice(id: str | None, *, all: bool, dry_run: bool, running: bool, **given: str | None) -> None:
+def check_choice(job: str | None, /, *, all: bool, dry_run: bool, running: bool, **given: str | None) -> None:
     """Raise InvalidOption unless either one job or a choice of jobs is given."""
     named = [name for name, value in given.items() if value is not None]
-    if id is not None and (all or dry_run or running or named):
+    if job is not None and (all or dry_run or running or named):
         raise InvalidOption("ID", "give an id, or --all and filters, not both")
-    if id is None and not all and not named:
+    if job is None and not all and not named:
         raise InvalidOption("cancel", f"nothing is selected; give an id, --all, or --{', --'.join(given)}")
 
 
@@ -52,15 +52,15 @@ async def cancel_matching(
     bound: Queue, chosen: JobFilter, facts: dict[str, Any], *, running: bool, dry_run: bool, json: bool
 ) -> None:
     """Cancel the jobs that match, step by step, or count them."""
-    dry = await bound.cancel_where(**chosen, running=running, dry_run=True)
+    matching = await bound.cancel_where(**chosen, running=running, dry_run=True)
     if dry_run:
-        at_least = "at least " if dry.more else ""
-        sample = [{"queue": key.queue, "id": key.id} for key in dry.sample]
-        document = {"dry_run": True, "matching": dry.count, "more": dry.more, "sample": sample}
-        emit(document) if json else say(f"would cancel {at_least}{dry.count}")
+        at_least = "at least " if matching.more else ""
+        sample = [{"queue": key.queue, "id": key.id} for key in matching.sample]
+        document = {"dry_run": True, "matching": matching.count, "more": matching.more, "sample": sample}
+        emit(document) if json else say(f"would cancel {at_least}{matching.count}")
         return
     count, refused, cursor, first = 0, Counter[str](), None, True
-    with progress("Canceling", None if dry.more else dry.count, quiet=json) as done:
+    with progress("Canceling", None if matching.more else matching.count, quiet=json) as done:
         while first or cursor is not None:
             step = await bound.cancel_where(**chosen, running=running, cursor=cursor, limit=STEP)
             first, cursor, count = False, step.cursor, count + step.count

@@ -55,6 +55,10 @@ class ListQuery(Struct, frozen=True):
     scan: int = SCAN_LIMIT
     """The most jobs that the page reads."""
 
+    def __post_init__(self) -> None:
+        if not self.queue and not self.newest:
+            raise InvalidOption("queue", "name one; only a list by time covers all queues")
+
     def matches(self, job: Job, now: int) -> bool:
         """Whether a job of this tenant belongs in the list at `now`."""
         if lifecycle.forgotten(job, now) or lifecycle.shown(job, now) not in self.states:

@@ -347,8 +347,8 @@ class Replays(Answer):
 
     tenant: str
     items: list[ReplayItem]
-    more: bool = False
-    cursor: str | None = None
+    more: bool
+    cursor: str | None
     matching: int | UnsetType = UNSET
     sample: list[str] | UnsetType = UNSET
 
@@ -358,8 +358,8 @@ class Purged(Answer):
 
     tenant: str
     purged: int
-    more: bool = False
-    cursor: str | None = None
+    more: bool
+    cursor: str | None
     matching: int | UnsetType = UNSET
     sample: list[str] | UnsetType = UNSET
 

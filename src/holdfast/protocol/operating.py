@@ -86,8 +86,8 @@ class Step(Answer):
     dry_run: bool
 
 
-class Worker(Answer):
-    """A living worker. One without `tenant` serves all: a tenant is not told where it is and what it holds."""
+class LivingWorker(Answer):
+    """A living worker. One without `tenant` serves all: a tenant does not learn where it is and what it holds."""
 
     id: str
     queues: list[str]
@@ -103,7 +103,7 @@ class Worker(Answer):
 class Workers(Answer):
     """A page. An empty page may have a cursor."""
 
-    workers: list[Worker]
+    workers: list[LivingWorker]
     cursor: str | None
 
 
@@ -123,7 +123,7 @@ class Setting(Answer):
     budgets: Budgets | None = None
 
 
-class Settings(Answer):
+class AllSettings(Answer):
     """All that is set for a tenant."""
 
     tenant: str

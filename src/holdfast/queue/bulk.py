@@ -22,7 +22,7 @@ Action = Literal["cancel", "replay", "purge"]
 DONE = {"cancel": "canceled", "replay": "replayed", "purge": "purged"}
 SAMPLE = 10
 """The most jobs that a step names."""
-LOOKS = 10
+MAX_PAGES = 10
 """The most pages that a dry run reads."""
 
 
@@ -40,7 +40,7 @@ class BulkOptions(JobFilter, total=False):
 class BulkStep(Struct, frozen=True):
     """What one step did, or with `dry_run` would do. Call again with its `cursor` until that is None.
 
-    A step looks at a bounded number of jobs: it may change none and still have a cursor.
+    A step read_pages at a bounded number of jobs: it may change none and still have a cursor.
     """
 
     count: int
@@ -104,11 +104,11 @@ async def step(
         done = await _change(connection, action, page.jobs, running=JobState.LEASED in query.states)
         count = done.pop(DONE[action], 0)
         return BulkStep(count, _sample(page.jobs), dict(done), page.cursor)
-    jobs, looks = list(page.jobs), 1
-    while page.cursor is not None and len(jobs) < query.limit and looks < LOOKS:
+    jobs, read_pages = list(page.jobs), 1
+    while page.cursor is not None and len(jobs) < query.limit and read_pages < MAX_PAGES:
         page = await read(replace(query, cursor=page.cursor, limit=query.limit - len(jobs)))
         jobs += page.jobs
-        looks += 1
+        read_pages += 1
     return BulkStep(len(jobs), _sample(jobs), {}, page.cursor, dry_run=True)
 
 

@@ -1,5 +1,7 @@
 """Lists by time, and cancel by filter."""
 
+import json
+
 import pytest
 
 from tests.unit.cli.support import fail
@@ -51,9 +53,10 @@ def test_a_cancel_says_what_to_choose(cli, filled, options):
     assert listed(cli, "--state", "canceled") == []
 
 
-def test_a_cancel_by_filter_is_in_the_trail(cli, filled, caplog):
-    caplog.set_level("INFO", "holdfast.audit")
+def test_a_cancel_by_filter_is_in_the_trail(cli, filled, tmp_path, monkeypatch):
+    path = tmp_path / "audit.log"
+    monkeypatch.setenv("HOLDFAST_AUDIT_LOG", str(path))
+    cli("cancel", "--type", "y", "--dry-run")
     cli("cancel", "--type", "y")
-    (line,) = [record for record in caplog.records if record.name == "holdfast.audit"]
-    assert line.action == "jobs.cancel"
-    assert (line.type, line.answers) == ("y", {"canceled": 2})
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert (line["action"], line["type"], line["answers"]) == ("jobs.cancel", "y", {"canceled": 2})

@@ -19,10 +19,10 @@ async def dead(queue: Queue, *ids: str, name: str = "default") -> None:
         await queue.store.shift_clock(1000)
 
 
-async def all_pages(queue: Queue, limit: int = 3, **options) -> list[str]:
+async def all_pages(client: Queue, limit: int = 3, **options) -> list[str]:
     found, cursor = [], None
     while True:
-        page = await queue.list(newest=True, cursor=cursor, limit=limit, **options)
+        page = await client.list(newest=True, cursor=cursor, limit=limit, **options)
         found += [f"{job.queue}/{job.id}" for job in page]
         cursor = page.cursor
         if cursor is None:
@@ -60,7 +60,7 @@ async def test_other_filters_than_state_and_type_need_newest():
         with pytest.raises(InvalidOption):
             await queue.list(newest=True, cursor="5")
         with pytest.raises(InvalidOption):
-            await queue.store.list(ListQuery(queue.tenant, "", cursor="5"))
+            await queue.store.list(ListQuery(queue.tenant, ""))
 
 
 # Changes by filter ----------------------------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ async def workers(call: ServiceCall[None, requests.PageQuery]) -> Reply:
     return Reply(bodies.Workers(workers=[_worker(one, tenant, only) for one in found], cursor=page.cursor))
 
 
-def _worker(worker: WorkerInfo, tenant: str | None, only: frozenset[str] | None) -> bodies.Worker:
-    view = bodies.Worker(
+def _worker(worker: WorkerInfo, tenant: str | None, only: frozenset[str] | None) -> bodies.LivingWorker:
+    view = bodies.LivingWorker(
         id=worker.worker_id, queues=[name for name in worker.queues if only is None or name in only],
         concurrency=worker.concurrency, started_at=moment(worker.started_at), seen_at=moment(worker.seen_at),
         tenant=worker.tenant,
@@ -99,13 +99,13 @@ async def put_tenant_settings(call: ServiceCall[bodies.PutSettings, requests.NoQ
     return Reply(await _settings(call, tenant))
 
 
-async def _settings(call: ServiceCall[Any, Any], tenant: str) -> bodies.Settings:
+async def _settings(call: ServiceCall[Any, Any], tenant: str) -> bodies.AllSettings:
     found = await call.context.store.tenant_settings(tenant)
     views = [
         bodies.Setting(queue=one.queue, weight=one.weight, max_waiting=one.max_waiting, budgets=one.budgets)
         for one in found
     ]
-    return bodies.Settings(tenant=tenant, settings=views)
+    return bodies.AllSettings(tenant=tenant, settings=views)
 
 
 _SETTINGS = "/v1/tenants/{tenant}/settings"
@@ -131,11 +131,11 @@ ROUTES = (
     ),
     Route(
         method="GET", path=_SETTINGS, handler=tenant_settings, scope=OPERATOR_SCOPE,
-        summary="The settings of a tenant", answers={200: bodies.Settings}, refuses=("invalid_name",),
+        summary="The settings of a tenant", answers={200: bodies.AllSettings}, refuses=("invalid_name",),
     ),
     Route(
         method="PUT", path=_SETTINGS, handler=put_tenant_settings, action="tenant.set", scope=OPERATOR_SCOPE,
-        body=bodies.PutSettings, summary="Change the settings of a tenant", answers={200: bodies.Settings},
+        body=bodies.PutSettings, summary="Change the settings of a tenant", answers={200: bodies.AllSettings},
         refuses=("invalid_name", "invalid_option"),
     ),
 )  # fmt: skip

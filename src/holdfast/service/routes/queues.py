@@ -102,7 +102,12 @@ async def replay(call: ServiceCall[requests.Replay, requests.NoQuery]) -> Reply:
     else:
         wanted = _dead(call, body.where.type, body.where.error, body.cursor)
         if body.dry_run:
-            return Reply(_dry(answers.Replays(tenant=call.tenant, items=[]), await change_step(call, "replay", wanted)))
+            return Reply(
+                _counted(
+                    answers.Replays(tenant=call.tenant, items=[], more=False, cursor=None),
+                    await change_step(call, "replay", wanted),
+                )
+            )
         page = await call.context.page(wanted, call.hold)
         ids, cursor = [job.id for job in page.jobs], page.cursor
     tickets = await letters.replay_many(call.connection, None, ids, queue)
@@ -118,7 +123,7 @@ async def purge_dead_letters(call: ServiceCall[requests.Purge, requests.NoQuery]
         wanted = replace(wanted, until=max(0, instant_ms("before", body.before) + 1))
     done = await change_step(call, "purge", wanted, dry_run=body.dry_run)
     if body.dry_run:
-        return Reply(_dry(answers.Purged(tenant=call.tenant, purged=0), done))
+        return Reply(_counted(answers.Purged(tenant=call.tenant, purged=0, more=False, cursor=None), done))
     return Reply(answers.Purged(tenant=call.tenant, purged=done.count, more=done.more, cursor=done.cursor))
 
 
@@ -156,7 +161,7 @@ def _dead(call: ServiceCall[Any, Any], type: str | None, error: str | None, curs
 D = TypeVar("D", answers.Replays, answers.Purged)
 
 
-def _dry(answer: D, done: bulk.BulkStep) -> D:
+def _counted(answer: D, done: bulk.BulkStep) -> D:
     answer.more, answer.cursor = done.more, done.cursor
     answer.matching, answer.sample = done.count, [key.id for key in done.sample]
     return answer

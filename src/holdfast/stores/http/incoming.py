@@ -179,8 +179,8 @@ def stats(found: answers.QueueStats) -> QueueStats:
     return QueueStats(found.queue, counts, oldest, found.paused, now)
 
 
-def worker(found: operating.Worker) -> WorkerInfo:
-    """A worker. Of one that serves all tenants, a tenant is not told where it is and what it holds."""
+def worker(found: operating.LivingWorker) -> WorkerInfo:
+    """A worker. Of one that serves all tenants, a tenant does not learn where it is and what it holds."""
     return WorkerInfo(
         found.id, found.tenant, found.host or "", found.pid or 0, tuple(found.queues), found.concurrency,
         found.held or 0, ms(found.started_at), ms(found.seen_at),
