@@ -6,6 +6,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import HOUR, TERMINAL, AttemptError, Job, JobState
 from holdfast.core.listing import place_of
@@ -23,8 +25,7 @@ async def newest(h: Harness, size: int = 100, queue: str = "", **query: Any) -> 
     wanted = ListQuery(h.tenant, queue, limit=size, newest=True, **query)
     cursor: str | None = None
     for _ in range(100):
-        fields = {name: getattr(wanted, name) for name in wanted.__struct_fields__} | {"cursor": cursor}
-        page = await h.store.list(ListQuery(**fields))
+        page = await h.store.list(replace(wanted, cursor=cursor))
         expect(len(page.jobs) <= size, f"a page of {size} has {len(page.jobs)} jobs")
         found += page.jobs
         cursor = page.cursor
