@@ -24,7 +24,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,9 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results-http.json"
 PARTS = ("mixed", "polls", "celery", "batch", "worst")
 EXTRA = ("cost", "victims", "flood")
+STORES = ("file", "valkey", "postgres")
 
+ROUNDS = 5
 CONNECTIONS = 64
 POLLING = 8
 """How many of the connections wait for jobs instead of asking for things."""
@@ -89,14 +91,18 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", action="append", choices=PARTS + EXTRA, help="these parts alone")
     parser.add_argument("--before", type=Path, help="the `src` of an earlier tree, for cost")
-    parser.add_argument("--rounds", type=int, default=5, help="of celery and batch")
+    parser.add_argument("--rounds", type=int, help="of celery and batch (5), of cost (7 or more), of victims (2)")
     parser.add_argument("--seconds", type=float, default=60, help="of mixed traffic")
     parser.add_argument("--turn", type=float, default=8, help="seconds of one turn of celery")
     parser.add_argument("--polls", type=int, default=5_000)
     parser.add_argument("--processes", type=int, default=1, help="of each server")
+    parser.add_argument("--attacks", action="append", choices=attacks.ATTACKS, help="of victims: these alone")
+    parser.add_argument("--stores", action="append", choices=STORES, help="of victims and flood: these alone")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     arguments.only = arguments.only or list(PARTS)
+    arguments.attacks = arguments.attacks or list(attacks.ATTACKS)
+    arguments.stores = arguments.stores or list(STORES)
     if "cost" in arguments.only and arguments.before is None:
         parser.error("cost needs --before SRC, the `src` of an earlier tree")
     return arguments
@@ -268,7 +274,7 @@ def celery(valkey: Server, arguments: argparse.Namespace, console: Console) -> d
         (IN_THE_LOOP, "/in-the-loop", {"n": 1}),
         (IN_A_THREAD, "/in-a-thread", {"n": 1}),
     )
-    for number in range(arguments.rounds):
+    for number in range(arguments.rounds or ROUNDS):
         turn = number % len(subjects)
         for subject, path, body in subjects[turn:] + subjects[:turn]:
             valkey.empty()
@@ -282,7 +288,9 @@ def celery(valkey: Server, arguments: argparse.Namespace, console: Console) -> d
             figures.add(ENQUEUES, subject, rate)
             figures.add("p99 ms", subject, seen.shown("request")["p99"])
             errors += seen.errors
-    table = Table(title=f"{CONNECTIONS} connections, median of {arguments.rounds} rounds", title_justify="left")
+    table = Table(
+        title=f"{CONNECTIONS} connections, median of {arguments.rounds or ROUNDS} rounds", title_justify="left"
+    )
     table.add_column("")
     for subject, _, _ in subjects:
         table.add_column(subject, justify="right")
@@ -302,7 +310,7 @@ def batch(valkey: Server, arguments: argparse.Namespace, console: Console) -> di
     """The same jobs by `enqueue_many` here, and by `jobs:batch` from two connections, bodies made on the way."""
     figures, errors = Figures(), []
     with tempfile.TemporaryDirectory(prefix="http-", dir=HERE / "out") as directory:
-        for number in range(arguments.rounds):
+        for number in range(arguments.rounds or ROUNDS):
             for store, url in (("valkey", valkey.url), ("file", f"file:{directory}/{number}")):
                 turns = [_in_process, _over_http, _by_client]
                 for turn in turns if number % 2 else reversed(turns):
@@ -379,7 +387,7 @@ def worst(_: Server, __: argparse.Namespace, console: Console) -> dict[str, Any]
 
 def cost(_: Server, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """At least 7 rounds, whatever was said."""
-    return requests.measure(console, arguments.before, max(7, arguments.rounds))
+    return requests.measure(console, arguments.before, max(7, arguments.rounds or 0))
 
 
 # A victim and an attacker ---------------------------------------------------------------------------------------------
@@ -387,18 +395,19 @@ def cost(_: Server, arguments: argparse.Namespace, console: Console) -> dict[str
 
 def victims(valkey: Server, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """In short rounds, alone and attacked in turns."""
-    with _stores(valkey) as (urls, _):
-        return attacks.measure(console, urls, arguments.seconds / 15)
+    with _stores(valkey, arguments.stores) as (urls, _):
+        rounds = arguments.rounds or attacks.ROUNDS
+        return attacks.measure(console, urls, arguments.seconds / 15, rounds, arguments.attacks)
 
 
 def flood(valkey: Server, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """All at once, for a minute."""
-    with _stores(valkey) as (urls, size):
+    with _stores(valkey, arguments.stores) as (urls, size):
         return attacks.flood(console, urls, arguments.seconds, size)
 
 
 @contextlib.contextmanager
-def _stores(valkey: Server) -> Iterator[tuple[dict[str, str], Callable[[str], float]]]:
+def _stores(valkey: Server, wanted: Collection[str]) -> Iterator[tuple[dict[str, str], Callable[[str], float]]]:
     """A store of each kind, and how many MiB each has."""
     with tempfile.TemporaryDirectory(prefix="http-", dir=HERE / "out") as directory, PostgresServer() as postgres:
 
@@ -407,7 +416,8 @@ def _stores(valkey: Server) -> Iterator[tuple[dict[str, str], Callable[[str], fl
                 return sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file()) / 2**20
             return (valkey.memory() if store == "valkey" else postgres.memory()) / 2**20
 
-        yield {"file": f"file:{directory}/store", "valkey": valkey.url, "postgres": postgres.url}, size
+        urls = {"file": f"file:{directory}/store", "valkey": valkey.url, "postgres": postgres.url}
+        yield {store: urls[store] for store in wanted}, size
 
 
 # What it was measured on -------------------------------------------------------------------------------------------
@@ -415,7 +425,7 @@ def _stores(valkey: Server) -> Iterator[tuple[dict[str, str], Callable[[str], fl
 
 def _about(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
-        "rounds": arguments.rounds, "connections": CONNECTIONS, "processes": arguments.processes,
+        "rounds": arguments.rounds or ROUNDS, "connections": CONNECTIONS, "processes": arguments.processes,
         "python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}",
         "processors": os.cpu_count(), "peers": environments.PINNED["celery"],
     }  # fmt: skip

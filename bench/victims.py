@@ -4,6 +4,9 @@ The service runs in a process of its own whose loop is watched (`bench.worst`). 
 bench.victims KIND PORT SECONDS`, its token in TOKEN), at nice 19, from an address of its own and at a fixed rate: both
 share the processors with the service, so that its own work counts as little as can be. The victim enqueues, looks,
 claims and finishes, one job after the other, and counts what it gets back.
+
+Shown beside each ratio, for it may be the machine's and not the service's: the interval of the ratio, how long the
+service's threads waited for a processor, how much of one the attacker took, and how long the disk took to flush 4 KiB.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +40,38 @@ ADDRESS = "127.0.0.2"
 ROUNDS = 2
 """Alone and attacked, in turns."""
 CONNECTIONS = 8
+BLOCK = 40
+"""Requests that follow each other are alike: the interval is of samples of blocks of them."""
+SAMPLES = 1000
+FLUSH_EVERY_S = 0.2
+SETTLE_S = 30
+IDLE = 0.08
+"""Processor time of a service without requests, of one processor."""
 
 
-def measure(console: Console, stores: dict[str, str], seconds: float) -> dict[str, Any]:
+def measure(
+    console: Console, stores: dict[str, str], seconds: float, rounds: int, kinds: Collection[str]
+) -> dict[str, Any]:
     """Each attack by itself, on each store."""
     found = {}
-    table = Table(title=f"A victim's requests, {ROUNDS} rounds of {seconds:g} s each", title_justify="left")
-    for column in ("", "attacks", "alone p99, ms", "attacked p99, ms", "ratio", "loop's delay, ms", "lost"):
+    table = Table(title=f"A victim's requests, {rounds} rounds of {seconds:g} s each", title_justify="left")
+    for column in (
+        "", "attacks", "alone p99, ms", "attacked p99, ms", "ratio (95 %)", "loop's delay, ms", "lost",
+        "waited for a processor, ms/s", "attacker's processor", "flush p99, ms",
+    ):  # fmt: skip
         table.add_column(column, justify="right" if column else "left")
     for store, url in stores.items():
-        for kind in ATTACKS:
+        for kind in kinds:
+            disk = url.removeprefix("file:") if store == "file" else ""
             with _service(url) as service:
-                one = found[f"{store}, {kind}"] = load.run(_compare(service, kind, seconds))
+                one = found[f"{store}, {kind}"] = load.run(_compare(service, kind, seconds, rounds, disk))
+            flushes = one["flush p99"]
             table.add_row(
                 f"{store}, {kind}", " ".join(f"{code}:{count}" for code, count in one["answers"].items()),
-                f"{one['alone p99']:.1f}", f"{one['attacked p99']:.1f}", f"{one['ratio']:.2f}",
-                f"{one['clock ms']:.1f}", str(one["lost"]),
+                f"{one['alone p99']:.1f}", f"{one['attacked p99']:.1f}",
+                "{:.2f} ({:.2f} to {:.2f})".format(one["ratio"], *one["interval"]),
+                f"{one['clock ms']:.1f}", str(one["lost"]), "{:.0f}, {:.0f}".format(*one["waited"]),
+                f"{one['attacker']:.0%}", "{:.1f}, {:.1f}".format(*flushes) if flushes else "",
             )  # fmt: skip
     console.print(table)
     return found
@@ -88,6 +108,22 @@ class _Service:
         self._process.stdin.write(f"{command}\n")
         return json.loads(read_line(self._process))
 
+    def _cpu_s(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    async def settle(self) -> None:
+        """Wait until nothing is left of an attack: its requests are worked on after it has gone."""
+        end, before = time.monotonic() + SETTLE_S, -1.0
+        while before < (now := self._cpu_s()) - IDLE * 0.5 and time.monotonic() < end:
+            before = now
+            await asyncio.sleep(0.5)
+
+    def waited(self) -> float:
+        """Seconds that its threads were ready to run and had no processor."""
+        threads = Path(f"/proc/{self._process.pid}/task").iterdir()
+        return sum(int((thread / "schedstat").read_text().split()[1]) for thread in threads) / 1e9
+
     def most(self) -> float:
         """MiB."""
         for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
@@ -109,24 +145,87 @@ def _service(url: str) -> Iterator[_Service]:
         process.communicate()
 
 
-async def _compare(service: _Service, kind: str, seconds: float) -> dict[str, Any]:
-    alone, attacked, answers, lost = [], [], Counter(), 0
+class _Phase:
+    """Alone, or attacked."""
+
+    def __init__(self) -> None:
+        self.ms: list[float] = []
+        self.waited_s = self.took_s = 0.0
+        self.flushes: list[float] = []
+        self.lost = 0
+
+    async def run(self, service: _Service, victim: Form, seconds: float, disk: str) -> None:
+        waited, began = service.waited(), time.monotonic()
+        async with _flushing(disk, self.flushes):
+            seen, missing = await _work(victim, seconds)
+        self.ms += seen
+        self.lost += missing
+        self.took_s += time.monotonic() - began
+        self.waited_s += service.waited() - waited
+
+    @property
+    def p99(self) -> float:
+        return percentile(self.ms, 99)
+
+
+async def _compare(service: _Service, kind: str, seconds: float, rounds: int, disk: str) -> dict[str, Any]:
+    alone, attacked, answers, cpu_s = _Phase(), _Phase(), Counter(), 0.0
     victim = Form(service.port, service.token("victim"))
     await _work(victim, 1)
     service.ask("begin")
-    for _ in range(ROUNDS):
-        seen, missing = await _work(victim, seconds)
-        alone += seen
-        lost += missing
-        attack = asyncio.create_task(_attacked(service, [kind], seconds + 1))
-        await asyncio.sleep(0.7)  # Until the attacker has started.
-        seen, missing = await _work(victim, seconds)
-        attacked += seen
-        lost += missing
-        answers += await attack
-    before, after = percentile(alone, 99), percentile(attacked, 99)
-    return {"alone p99": before, "attacked p99": after, "ratio": after / before, "answers": dict(answers), "lost": lost,
-            **service.ask("end")}  # fmt: skip
+    for _ in range(rounds):
+        await service.settle()
+        await alone.run(service, victim, seconds, disk)
+        async with _attacked(service, [kind], seconds + 1) as found:
+            await attacked.run(service, victim, seconds, disk)
+        answers += found["answers"]
+        cpu_s += found["cpu_s"]
+    return {
+        "alone p99": alone.p99, "attacked p99": attacked.p99, "ratio": attacked.p99 / alone.p99,
+        "interval": _interval(alone.ms, attacked.ms), "answers": dict(answers), "lost": alone.lost + attacked.lost,
+        "waited": [phase.waited_s * 1000 / phase.took_s for phase in (alone, attacked)],
+        "attacker": cpu_s / rounds / (seconds + 1),
+        "flush p99": [percentile(phase.flushes, 99) for phase in (alone, attacked) if disk],
+        **service.ask("end"),
+    }  # fmt: skip
+
+
+def _interval(alone: Sequence[float], attacked: Sequence[float]) -> list[float]:
+    """Of 95 %, for the ratio of the p99."""
+    chance = random.Random(0)
+
+    def sample(values: Sequence[float]) -> float:
+        blocks = [values[at : at + BLOCK] for at in range(0, len(values), BLOCK)]
+        return percentile([ms for block in chance.choices(blocks, k=len(blocks)) for ms in block], 99)
+
+    ratios = [sample(attacked) / sample(alone) for _ in range(SAMPLES)]
+    return [percentile(ratios, at) for at in (2.5, 97.5)]
+
+
+@contextlib.asynccontextmanager
+async def _flushing(directory: str, ms: list[float]) -> AsyncIterator[None]:
+    """Flush 4 KiB now and then, in a file of its own beside the store."""
+
+    def flush(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.write(os.urandom(4096))
+            file.flush()
+            began = time.perf_counter()
+            os.fdatasync(file.fileno())
+            ms.append((time.perf_counter() - began) * 1000)
+
+    async def repeat() -> None:
+        path = Path(f"{directory}.flushed")
+        await asyncio.to_thread(path.touch)
+        while True:
+            await asyncio.to_thread(flush, path)
+            await asyncio.sleep(FLUSH_EVERY_S)
+
+    task = asyncio.create_task(repeat()) if directory else None
+    yield
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def _flood(service: _Service, seconds: float) -> dict[str, Any]:
@@ -134,13 +233,11 @@ async def _flood(service: _Service, seconds: float) -> dict[str, Any]:
     await _work(victim, 1)
     alone, _ = await _work(victim, min(10.0, seconds))
     service.ask("begin")
-    attack = asyncio.create_task(_attacked(service, list(ATTACKS), seconds + 1))
-    await asyncio.sleep(0.7)
-    seen, lost = await _work(victim, seconds)
-    answers = await attack
+    async with _attacked(service, list(ATTACKS), seconds + 1) as found:
+        seen, lost = await _work(victim, seconds)
     return {
         "alone p99": percentile(alone, 99), "requests": len(seen), "p50": percentile(seen, 50),
-        "p99": percentile(seen, 99), "most": max(seen), "lost": lost, "answers": dict(answers),
+        "p99": percentile(seen, 99), "most": max(seen), "lost": lost, "answers": found["answers"],
         "MiB": service.most(), **service.ask("end"),
     }  # fmt: skip
 
@@ -173,12 +270,17 @@ async def _finish(seen: Seen, connection: Connection, form: Form, claimed: load.
     return sum(item.get("status") == "completed" for item in answer.json().get("items", ()))
 
 
-async def _attacked(service: _Service, kinds: list[str], seconds: float) -> Counter[str]:
-    command = [sys.executable, "-m", "bench.victims", ",".join(kinds), str(service.port), str(seconds)]
+@contextlib.asynccontextmanager
+async def _attacked(service: _Service, kinds: list[str], seconds: float) -> AsyncIterator[dict[str, Any]]:
+    """Run the block while the attacker attacks. Then there is what it was answered, and its processor time."""
+    command = ["nice", "-n", "19", sys.executable, "-m", "bench.victims", ",".join(kinds), str(service.port)]
     environment = {**os.environ, "TOKEN": service.token("attacker")}
-    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(*command, str(seconds), env=environment, stdout=subprocess.PIPE)
+    await process.stdout.readline()  # It has started.
+    found: dict[str, Any] = {}
+    yield found
     out, _ = await process.communicate()
-    return Counter(json.loads(out))
+    found |= json.loads(out)
 
 
 # The attacker ------------------------------------------------------------------------------------------------------
@@ -256,7 +358,7 @@ ATTACKS: dict[str, tuple[float, Attack]] = {
 
 
 async def _attack(kinds: list[str], port: int, seconds: float) -> None:
-    attacker = _Attacker(port)
+    attacker, cpu_s = _Attacker(port), time.process_time()
     end = time.monotonic() + seconds
 
     async def repeat(kind: str) -> None:
@@ -275,9 +377,10 @@ async def _attack(kinds: list[str], port: int, seconds: float) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     await asyncio.gather(*map(repeat, kinds))
-    sys.stdout.write(json.dumps(attacker.answers))
+    sys.stdout.write(json.dumps({"answers": attacker.answers, "cpu_s": time.process_time() - cpu_s}))
 
 
 if __name__ == "__main__":
-    os.nice(19)
+    sys.stdout.write("started\n")
+    sys.stdout.flush()
     asyncio.run(_attack(sys.argv[1].split(","), int(sys.argv[2]), float(sys.argv[3])))

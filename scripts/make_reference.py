@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/reference/python.md and cli.md from the code. `--check` writes nothing and fails where they differ."""
+"""Write python.md, cli.md and settings.md in docs/reference. `--check` writes nothing and fails where they differ."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from settings_page import settings_page
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 RULE = re.compile(r"\s*\[[A-Z]+-\d[^\]]*\]")
@@ -39,7 +41,8 @@ def main() -> None:
     """Write the pages, or compare them."""
     os.environ["COLUMNS"], os.environ["NO_COLOR"] = "100", "1"
     stale: list[str] = []
-    for name, text in (("python.md", python_page()), ("cli.md", cli_page())):
+    pages = {"python.md": python_page(), "cli.md": cli_page(), "settings.md": settings_page()}
+    for name, text in pages.items():
         path = REFERENCE / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(name)

@@ -1,7 +1,7 @@
 """Large results and payloads in an object store, by reference. Needs `pip install 'holdfast[blobs]'`.
 
-A blob's name begins with its tenant, and every part of it is percent-encoded: no two addresses share a name,
-and no name leaves its tenant. [TENANT-3]
+A blob's name begins with its tenant, and every part of it is percent-encoded. No two addresses share a name,
+and no name leads out of its tenant. [TENANT-3]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _in_memory: dict[str, ObjectStore] = {}
 
 
 class BlobRef(Struct, frozen=True):
-    """Where a blob is and what must be found there. Goes into payloads like any other value."""
+    """Where a blob is, and its size and hash. A payload can contain it like any other value."""
 
     name: str
     size: int
@@ -61,7 +61,7 @@ class _Place(Struct, frozen=True):
 class Blobs:
     """A blob store: `file:./dir` or a path, `s3://bucket/prefix`, `gs://`, `az://`; `memory://` for tests.
 
-    What it makes in a directory is for its owner alone, whatever the umask; `file:./dir?group=1`: for its group too.
+    In a directory, only the owner can read what it makes, whatever the umask. `file:./dir?group=1` adds the group.
     """
 
     def __init__(self, store: ObjectStore, place: _Place | None = None) -> None:
@@ -70,7 +70,7 @@ class Blobs:
 
     @classmethod
     def open(cls, url: str | os.PathLike[str]) -> Blobs:
-        """The blob store at `url`; nothing is sent yet. Raises InvalidOption, also where obstore is missing."""
+        """The blob store at `url`. Sends nothing yet. Raises InvalidOption, also if obstore is missing."""
         text = os.fspath(url)
         try:
             from obstore.store import LocalStore, MemoryStore, from_url
@@ -93,7 +93,7 @@ class Blobs:
         except Exception as error:  # obstore raises many kinds, some of them private
             shown = shown_url(text)
             if shown != text:
-                raise InvalidOption("blobs", f"{shown!r} is not a blob store") from None  # The error has the password.
+                raise InvalidOption("blobs", f"{shown!r} is not a blob store") from None  # The cause has the password.
             raise InvalidOption("blobs", f"{text!r} is not a blob store: {_first_line(error)}") from error
 
     def doctor(self) -> list[Finding]:
@@ -108,13 +108,13 @@ class Blobs:
         return [Finding("warn", "blobs", f"other users can reach {len(wide)} files, {wide[0]} among them", cure)]
 
     async def put(self, name: str, data: bytes) -> None:
-        """Keep `data` under `name`. Durable when it returns, as far as the blob store is."""
+        """Keep `data` under `name`. It is as durable as the blob store makes it when this returns."""
         from obstore import put_async
 
         if self._place is None:
             await _carefully(put_async(self._store, name, data))
             return
-        # Closed before there is anything in it.
+        # Restrict the directory before anything is in it.
         path = self._place.directory / name
         self._place.make(path.parent)
         await _carefully(put_async(self._store, name, data))
@@ -136,15 +136,15 @@ class Blobs:
             await _carefully(delete_async(self._store, name))
 
     async def add(self, tenant: str, data: bytes) -> BlobRef:
-        """Keep a payload under a name of its own, for its tenant."""
+        """Keep a tenant's payload under a name made from its content."""
         digest = hashlib.sha256(data).hexdigest()
-        # By content and size: the same bytes twice are one blob, which makes a repeated put harmless.
+        # The name is made from content and size: equal bytes are one blob, so a repeated put is harmless.
         ref = BlobRef(f"{_part(tenant)}/payloads/{digest}", len(data), digest)
         await self.put(ref.name, data)
         return ref
 
     async def read(self, ref: BlobRef) -> bytes:
-        """The bytes of a reference. Raises InvalidPayload if they are gone or have changed."""
+        """The bytes of a blob. Raises InvalidPayload if they are gone or have changed."""
         data = await self.get(ref.name)
         if data is None:
             raise InvalidPayload(f"blob {ref.name!r} is not in the blob store")
@@ -153,19 +153,19 @@ class Blobs:
         return data
 
     def read_sync(self, ref: BlobRef) -> bytes:
-        """The same, blocking, for a thread without an event loop."""
+        """`read` for a thread without an event loop: it blocks."""
         import asyncio
 
         return asyncio.run(self.read(ref))
 
 
 def result_name(key: JobKey, token: int) -> str:
-    """The name for the result of one lease of a job: a late writer never overwrites the winner's."""
+    """The name for the result of one lease of a job. A late writer never overwrites another lease's result."""
     return "/".join([_part(key.tenant), "results", _part(key.queue), _part(key.id), str(token)])
 
 
 def check_owner(ref: BlobRef, tenant: str) -> BlobRef:
-    """Return `ref` if it is a payload of that tenant; another's answers like one that is gone. [TENANT-2]"""
+    """Return `ref` if it is that tenant's. Another tenant's blob gets the same error as a missing one. [TENANT-2]"""
     if ref.name != f"{_part(tenant)}/payloads/{ref.sha256}":
         raise InvalidPayload(f"blob {ref.name!r} is not in the blob store")
     return ref
@@ -175,7 +175,7 @@ def _part(name: str) -> str:
     encoded = quote(name, safe="").replace(".", "%2E") if not name.strip(".") else quote(name, safe="")
     if len(encoded) <= _PART_LIMIT:
         return encoded
-    # "=" never comes out of quoting, so a digest meets no other name.
+    # Quoting never makes a "=", so a digest equals no other name.
     return "=" + hashlib.sha256(name.encode()).hexdigest()
 
 

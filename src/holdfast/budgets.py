@@ -1,9 +1,9 @@
-"""Budgets at work: what this process knows about its tenants, and what it refuses. One enforcer per open store.
+"""Enforces budgets: what this process knows about its tenants, and what it refuses. One enforcer per open store.
 
-An enqueue or a replay looks its tenant up in a dictionary and reads nothing from the store. A background task reads
+An enqueue or a replay looks up its tenant in a dictionary and reads nothing from the store. A background task reads
 what each active tenant keeps, at most every 10 s; the enforcer adds what this process has enqueued since then. It
 refuses nothing until the first read has finished. Only a call over a budget costs more: it looks up the ids,
-idempotency keys and queues that it names, because those that exist already need no room. [TENANT-5]
+idempotency keys and queues in the call, because those that exist already need no room. [TENANT-5]
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ FIRST_READ_DELAY_S = 0.1
 MAX_TENANTS = 10_000
 """The most tenants whose counts are cached."""
 MAX_QUEUE_LOOKUPS = 16
-"""The most queues that one enqueue over `max_queues` looks up; it refuses the others."""
+"""The most queues that one enqueue over `max_queues` looks up. It refuses jobs for the others."""
 MAX_QUEUES = 10_000
 """The most queue names cached for a tenant without `max_queues`."""
 IDS_PER_READ = 32
-"""Jobs read at a time: each can have half a MiB."""
+"""Jobs read at a time. A job can have half a MiB."""
 _NO_QUEUES: set[str] = set()
 
 
@@ -128,7 +128,7 @@ class TenantCounts(Struct, eq=False):
             self.queues = queues
 
     def set_usage(self, usage: Usage, jobs: int, size: int, queues: int) -> None:
-        """Take over what was read, with this process's counters when the read began."""
+        """Store what was read, with this process's counters from when the read began."""
         self.usage, self.counted = usage, (jobs, size, queues)
         self.set_budgets(self.budgets)
 

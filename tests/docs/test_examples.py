@@ -15,7 +15,6 @@ from holdfast.testing.servers import ValkeyServer
 ROOT = Path(__file__).parents[2]
 FILE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
 PRINTS = re.compile(r"<!-- file: (\S+) -->\n```python\n.*?```\n\nIt prints[^\n]*:\n\n```text\n(.*?)```", re.DOTALL)
-BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 SERVER = "redis://localhost:6379/0"
 DATABASE = "postgresql://localhost/shop"
@@ -79,23 +78,10 @@ def test_the_quick_start_works_as_written(tmp_path, store, request):
     assert "email-123" in run(tmp_path, HOLDFAST, "events", **settings)
 
 
-def test_the_readmes_test_passes(tmp_path):
-    write_files(ROOT / "README.md", tmp_path)
-    (test,) = (block for block in BLOCK.findall((ROOT / "README.md").read_text()) if "async def test_" in block)
-    (tmp_path / "test_signup.py").write_text(test)
-    output = run(
-        tmp_path,
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "asyncio_mode=auto",
-        "test_signup.py",
-    )
-    assert "1 passed" in output
+def test_the_tests_of_the_page_on_testing_pass_in_pytest(tmp_path):
+    assert write_files(ROOT / "docs/howto/test-your-code.md", tmp_path) == ["test_shop.py"]
+    options = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"]
+    assert "2 passed" in run(tmp_path, sys.executable, "-m", "pytest", *options, "test_shop.py")
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "howto").glob("*.md")), ids=lambda page: page.stem)
@@ -130,7 +116,7 @@ def test_the_commands_of_a_how_to_page_find_what_its_program_made(page, shown, t
 def test_some_pages_say_what_their_programs_print():
     """So that the comparison above is one."""
     pages = [page.stem for page in (ROOT / "docs" / "howto").glob("*.md") if PRINTS.search(page.read_text())]
-    assert sorted(pages) == ["idempotency", "retries-and-dead-letters", "tenants"]
+    assert sorted(pages) == ["idempotency", "retries-and-dead-letters", "tenants", "why-is-my-job-waiting"]
 
 
 def test_the_index_leads_to_every_page():

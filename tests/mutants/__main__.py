@@ -15,7 +15,7 @@ from tests.mutants.planting import STORES
 
 
 def main() -> int:
-    """Run the trials that were asked for, all by default."""
+    """Run the selected trials, by default all."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="mutants to try; all unless some are named")
     parser.add_argument("--store", action="append", choices=STORES, help="in this store only; can be repeated")

@@ -16,7 +16,7 @@ from tests.mutants.planting import FACES, Bug, Planted, mutant
 
 @mutant("TENANT-5", stores=FACES)
 def budgets_are_never_judged(bug: Bug) -> None:
-    """Whatever a tenant keeps, it may keep more."""
+    """A tenant may keep more than its budgets allow."""
 
     def admits(original: Planted, *_: Any) -> bool:
         del original
@@ -50,7 +50,7 @@ def no_limit_is_a_limit_of_none(bug: Bug) -> None:
 
 @mutant("TENANT-5", stores=FACES)
 def what_this_process_enqueues_is_not_added(bug: Bug) -> None:
-    """Between two reads of its usage a tenant may enqueue as much as it likes."""
+    """Between two reads of its usage a tenant can enqueue without limit."""
 
     def add(original: Planted, counts: Any, *more: Any) -> None:
         original(counts, 0, 0, *more[2:])
@@ -60,7 +60,7 @@ def what_this_process_enqueues_is_not_added(bug: Bug) -> None:
 
 @mutant("TENANT-5", stores=FACES)
 def kept_keys_are_free(bug: Bug) -> None:
-    """Keys that are held for ever count nowhere."""
+    """Keys that are held forever do not count."""
 
     def set_usage(original: Planted, counts: Any, usage: Usage, *before: int) -> None:
         original(counts, replace(usage, keys=0), *before)
@@ -70,7 +70,7 @@ def kept_keys_are_free(bug: Bug) -> None:
 
 @mutant("TENANT-5", stores=FACES)
 def known_ids_are_refused_too(bug: Bug) -> None:
-    """Over a budget an id that exists is refused, and not answered as what it is."""
+    """Over a budget an enqueue of an existing id is refused instead of answered."""
 
     async def refused(original: Planted, enforcer: Any, items: Sequence[NewJob]) -> dict[int, QuotaExceeded]:
         found = await original(enforcer, items)
@@ -81,7 +81,7 @@ def known_ids_are_refused_too(bug: Bug) -> None:
 
 @mutant("TENANT-5", stores=FACES[1:])
 def known_queues_are_refused_too(bug: Bug) -> None:
-    """Over the budget of queues, one that this process never used is taken for a new one."""
+    """Over the budget of queues, an existing queue that this process has not used counts as new."""
 
     async def has_jobs(_original: Planted, *_: Any) -> bool:
         return False
@@ -91,7 +91,7 @@ def known_queues_are_refused_too(bug: Bug) -> None:
 
 @mutant("TENANT-5", stores=FACES)
 def the_wrong_budget_is_named(bug: Bug) -> None:
-    """A refusal says that the jobs are too many, whatever it was."""
+    """Every refusal names the budget of jobs."""
 
     def refusal(original: Planted, counts: Any, budget: str) -> QuotaExceeded:
         found = original(counts, budget)
@@ -102,7 +102,7 @@ def the_wrong_budget_is_named(bug: Bug) -> None:
 
 @mutant("TENANT-5", stores=FACES)
 def what_is_reserved_is_refused(bug: Bug) -> None:
-    """Schedules, and what operators keep, are refused as jobs are."""
+    """Schedules and the operator's records are refused like jobs."""
 
     def is_exempt(original: Planted, *_: str) -> bool:
         del original
@@ -113,7 +113,7 @@ def what_is_reserved_is_refused(bug: Bug) -> None:
 
 @mutant("TENANT-5", stores=FACES)
 def budgets_are_for_all_tenants_together(bug: Bug) -> None:
-    """What one tenant keeps is held against another."""
+    """One tenant's usage counts against another tenant."""
 
     def counts(original: Planted, enforcer: Any, tenant: str, **more: Any) -> Any:
         del tenant
@@ -135,7 +135,7 @@ def replays_are_within_every_budget(bug: Bug) -> None:
 
 @mutant("ENQ-3", stores=FACES)
 def held_keys_are_refused_too(bug: Bug) -> None:
-    """Over a budget, an enqueue whose key is held is refused, and not answered with the first job."""
+    """Over a budget, an enqueue with a held key is refused instead of answered with the first job."""
 
     async def admit_known(original: Planted, enforcer: Any, items: Sequence[NewJob], refused: Any) -> None:
         await original(enforcer, [replace(i, envelope=replace(i.envelope, idempotency=None)) for i in items], refused)

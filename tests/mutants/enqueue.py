@@ -16,7 +16,7 @@ from tests.mutants.planting import CORE, FACES, Bug, Planted, mutant
 
 @mutant("ENQ-2", stores=CORE)
 def duplicate_id_accepted(bug: Bug) -> None:
-    """A second enqueue of a waiting id takes the place of the first."""
+    """A second enqueue of a waiting id replaces the first job."""
 
     def by_id(original: Planted, existing: Job | None, new: NewJob, now: int) -> Any:
         answer = original(existing, new, now)
@@ -27,7 +27,7 @@ def duplicate_id_accepted(bug: Bug) -> None:
 
 @mutant("ENQ-2", stores=CORE)
 def canceled_id_is_taken_for_ever(bug: Bug) -> None:
-    """An id that was canceled cannot be enqueued afresh."""
+    """A canceled id cannot be enqueued again."""
 
     def by_id(original: Planted, existing: Job | None, new: NewJob, now: int) -> Any:
         if existing is not None and existing.state is JobState.CANCELED and not lifecycle.forgotten(existing, now):
@@ -49,7 +49,7 @@ def request_id_ignored(bug: Bug) -> None:
 
 @mutant("ENQ-5")
 def delayed_job_visible_early(bug: Bug) -> None:
-    """A delayed job shows a millisecond before its time."""
+    """A delayed job is visible a millisecond before its time."""
 
     def enqueue(original: Planted, new: NewJob, *args: Any) -> Any:
         run_at = None if new.run_at is None else new.run_at - 1
@@ -60,7 +60,7 @@ def delayed_job_visible_early(bug: Bug) -> None:
 
 @mutant("TIME-1", "ENQ-5")
 def producers_clock_decides(bug: Bug) -> None:
-    """A delay is counted from the clock of the process, not from the store's."""
+    """A delay counts from the clock of this process, not the store's."""
 
     def enqueue(original: Planted, new: NewJob, *args: Any) -> Any:
         if new.run_at is None and new.delay_ms:
@@ -72,7 +72,7 @@ def producers_clock_decides(bug: Bug) -> None:
 
 @mutant("STATE-1", stores=FACES)
 def a_due_job_still_shows_as_scheduled(bug: Bug) -> None:
-    """Readers see the state as it was written, although its time has come."""
+    """Readers see the stored state of a job that has become due."""
 
     def shown(_: Planted, job: Job, __: int) -> JobState:
         return job.state
@@ -85,7 +85,7 @@ def a_due_job_still_shows_as_scheduled(bug: Bug) -> None:
 
 @mutant("ENQ-3")
 def key_never_released(bug: Bug) -> None:
-    """A key stays with its job when that has ended."""
+    """An ended job keeps its key."""
 
     def is_released(original: Planted, job: Job) -> bool:
         return original(job) and not dedup.retakes_key(job)
@@ -111,7 +111,7 @@ def key_released_too_early(bug: Bug) -> None:
 
 @mutant("ENQ-3")
 def key_scoped_without_type(bug: Bug) -> None:
-    """Jobs of two types that use the same key are taken for one."""
+    """Jobs of two types with the same key are taken for one job."""
 
     def without(envelope: Any) -> Any:
         return replace(envelope, type="")
@@ -136,7 +136,7 @@ def key_scoped_without_type(bug: Bug) -> None:
 
 @mutant("ENQ-3", stores=CORE)
 def key_is_looked_at_before_the_id(bug: Bug) -> None:
-    """An enqueue of an id that is there answers with the job that holds its key."""
+    """An enqueue of an existing id answers with the job that holds its key."""
 
     def decide(original: Planted, new: NewJob, existing: Job | None, binding: Any, holder: Job | None, now: int) -> Any:
         answer = dedup.by_key(binding, holder, now)

@@ -17,30 +17,30 @@ FILE = ("file",)
 
 @mutant("CLAIM-5", stores=FILE)
 def new_jobs_of_a_paused_queue_are_handed_off(bug: Bug) -> None:
-    """A pause is not looked at when a worker waits."""
+    """A pause is ignored when a worker waits."""
     bug.sql("lane_state", "SELECT paused", "SELECT 0 * paused")
 
 
 @mutant("CLAIM-2", stores=FILE)
 def a_new_job_is_handed_off_past_those_that_wait(bug: Bug) -> None:
-    """A new job is handed off although others came before."""
+    """A new job is handed off although earlier ones wait."""
     bug.around(bug.file("transaction").Transaction, "_nothing_waits", lambda *_: True)
 
 
 @mutant("TENANT-4", stores=FILE)
 def a_new_job_is_handed_off_past_the_turns(bug: Bug) -> None:
-    """A worker for all is sent a job while jobs of other tenants wait that are not in the turns yet."""
+    """A worker for all tenants is sent a job while other tenants have waiting jobs but no turns yet."""
     bug.sql("lanes_with_work", "next_at <= ?2", "next_at <= 0 * ?2")
 
 
 @mutant("TENANT-4", stores=FILE)
 def a_new_job_is_handed_off_in_the_middle_of_the_turns(bug: Bug) -> None:
-    """A worker for all is sent a job while jobs of other tenants wait for their turn."""
+    """A worker for all tenants is sent a job while jobs of other tenants wait for their turn."""
     bug.sql("lanes_with_work", "in_turns = 1", "in_turns = 2")
 
 
 @mutant("ENQ-5", stores=FILE)
-def a_job_of_tomorrow_is_handed_off(bug: Bug) -> None:
+def a_delayed_job_is_handed_off(bug: Bug) -> None:
     """A delayed job is handed off."""
 
     def hand_off(original: Planted, t: Any, job: Any, *rest: Any) -> Any:
@@ -52,8 +52,8 @@ def a_job_of_tomorrow_is_handed_off(bug: Bug) -> None:
 
 
 @mutant("CLAIM-1", "STATE-1", stores=FILE)
-def what_was_handed_off_waits_as_well(bug: Bug) -> None:
-    """A job that was handed off can be claimed once more."""
+def a_job_handed_off_waits_as_well(bug: Bug) -> None:
+    """A job that was handed off can be claimed again."""
     bug.sql("add_leased", "VALUES (?, ?, ?, ?, ", "VALUES (?, ?, ?, 2 + 0 * ?, ")
 
 
@@ -75,7 +75,7 @@ def a_token_is_handed_off_twice(bug: Bug) -> None:
 
 
 @mutant("CLAIM-1", stores=FILE)
-def what_is_handed_off_has_the_lease_of_its_registration(bug: Bug) -> None:
+def a_job_handed_off_has_the_lease_of_its_registration(bug: Bug) -> None:
     """The lease is as short as the registration of the waiter."""
 
     def add(original: Planted, table: Any, waiter: Any) -> Any:
@@ -86,7 +86,7 @@ def what_is_handed_off_has_the_lease_of_its_registration(bug: Bug) -> None:
 
 @mutant("EVENT-1", "CLAIM-1", stores=FILE)
 def a_hand_off_is_logged_as_an_enqueue(bug: Bug) -> None:
-    """The log does not say that the job was leased."""
+    """The lease makes no event."""
 
     def append(original: Planted, t: Any, event: Any, lane: int) -> None:
         if event.kind != "claimed" or not t.waiters._handoffs:
@@ -96,8 +96,8 @@ def a_hand_off_is_logged_as_an_enqueue(bug: Bug) -> None:
 
 
 @mutant("STATE-1", stores=FILE)
-def what_was_handed_off_is_not_counted(bug: Bug) -> None:
-    """The counts of a queue do not know of a job that never waited."""
+def a_job_handed_off_is_not_counted(bug: Bug) -> None:
+    """The counts of a queue leave out a job that never waited."""
 
     def hand_off(original: Planted, t: Any, job: Any, event: Any, lane: int) -> Any:
         done = original(t, job, event, lane)
@@ -109,7 +109,7 @@ def what_was_handed_off_is_not_counted(bug: Bug) -> None:
 
 
 @mutant("CLAIM-1", stores=FILE)
-def what_was_handed_off_stays_here(bug: Bug) -> None:
+def a_job_handed_off_is_not_sent(bug: Bug) -> None:
     """A job is leased to a worker, but not sent to it."""
     bug.around(bug.file("waiters").WaiterTable, "_send", lambda *_: None)
 
@@ -164,7 +164,7 @@ def no_worker_counts_as_alive(bug: Bug) -> None:
 
 @mutant("CLAIM-1", stores=FILE)
 def waiters_always_have_room(bug: Bug) -> None:
-    """A worker that has room for one job is sent all that come."""
+    """A worker with room for one job is sent every new job."""
 
     def hand_off(original: Planted, table: Any, handoff: Any) -> None:
         original(table, handoff)
@@ -185,12 +185,12 @@ def a_waiter_is_for_one_job_more(bug: Bug) -> None:
 
 @mutant("CLAIM-1", stores=FILE)
 def earlier_registrations_are_not_withdrawn(bug: Bug) -> None:
-    """A worker that has no room left is sent jobs under its last registration."""
+    """A worker without room is sent jobs under its last registration."""
     bug.around(bug.file("waiters").WaiterTable, "withdraw", lambda *_: (0, []))
 
 
 @mutant("CLAIM-1", stores=FILE)
-def what_is_on_its_way_takes_up_no_room(bug: Bug) -> None:
+def jobs_in_flight_take_up_no_room(bug: Bug) -> None:
     """A claim ignores jobs handed off since the worker counted its room."""
 
     def withdraw(original: Planted, table: Any, inbox: str) -> tuple[int, list[tuple[int, int]]]:
@@ -215,27 +215,27 @@ def a_worker_that_leaves_does_not_look_into_its_fifo(bug: Bug) -> None:
 
 @mutant("LEASE-1", stores=FILE)
 def single_completion_without_the_token_check(bug: Bug) -> None:
-    """A process that leased a job completes it alone, although another process has it by now."""
+    """In a call with one job, a process completes a job that another process has leased since."""
     bug.sql("save_one_completed", "AND token = ?5", "AND ?5 > 0")
     bug.sql("save_one_completed", "AND events = ?8", "AND ?8 > 0")  # A new lease is also a new event.
 
 
 @mutant("LEASE-1", stores=FILE)
 def single_completion_without_the_deadline_check(bug: Bug) -> None:
-    """A process that leased a job completes it alone, past the deadline."""
+    """In a call with one job, a process completes a job past its deadline."""
     bug.sql("save_one_completed", "AND deadline > ?1", "")
 
 
 @mutant("CANCEL-1", "LEASE-1", stores=FILE)
 def single_completion_without_the_state_check(bug: Bug) -> None:
-    """A process that leased a job completes it alone, although it was canceled or reaped by another."""
+    """In a call with one job, a process completes a job that another process has canceled or reaped."""
     bug.sql("save_one_completed", f"AND state = {LEASED}", "")
     bug.sql("save_one_completed", "AND deadline > ?1", "")
 
 
 @mutant("RESULT-1", stores=FILE)
 def single_completion_without_a_result(bug: Bug) -> None:
-    """The result of a job that is completed alone is not kept."""
+    """The result of a job that is completed in a call of its own is not kept."""
     bug.sql("save_one_completed", "result = ?3", "result = substr(?3, 1, 0)")
 
 

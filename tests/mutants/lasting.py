@@ -23,31 +23,31 @@ _FOR_EVER = 100 * 365 * DAY
 
 @mutant("EVENT-1", "LEASE-3")
 def event_missing(bug: Bug) -> None:
-    """A lease that ran out leaves nothing in the log."""
+    """An expired lease makes no event."""
     bug.log(lambda event: [] if event.kind == "expired" else [event])
 
 
 @mutant("EVENT-1")
 def event_doubled(bug: Bug) -> None:
-    """A job that fails for good is logged twice."""
+    """A job that fails for good makes two events."""
     bug.log(lambda event: [event, event] if event.kind == "failed" else [event])
 
 
 @mutant("EVENT-1", "RETRY-5")
 def release_event_missing(bug: Bug) -> None:
-    """A release leaves nothing in the log."""
+    """A release makes no event."""
     bug.log(lambda event: [] if event.kind == "released" else [event])
 
 
 @mutant("DEAD-1", "EVENT-1", "KEEP-1")
 def purge_without_event(bug: Bug) -> None:
-    """A purged job vanishes without a trace."""
+    """A purge makes no event."""
     bug.log(lambda event: [] if event.kind == "purged" else [event])
 
 
 @mutant("EVENT-1")
 def event_with_the_wrong_attempt(bug: Bug) -> None:
-    """An event says which attempt comes next, not which it was."""
+    """An event has the number of the next attempt, not of its own."""
     bug.log(lambda event: [replace(event, attempt=event.attempt + 1)])
 
 
@@ -67,7 +67,7 @@ def resuming_reader_sees_one_twice(bug: Bug) -> None:
 
 @mutant("EVENT-2")
 def trimming_ignores_readers(bug: Bug) -> None:
-    """What a registered reader has not read yet is cut off."""
+    """Events are trimmed that a registered reader has not read yet."""
 
     def trim(original: Planted, log: Any, *args: Any) -> int:
         readers, log._readers = log._readers, {}
@@ -81,7 +81,7 @@ def trimming_ignores_readers(bug: Bug) -> None:
 
 @mutant("EVENT-2")
 def one_old_event_takes_all_before_it(bug: Bug) -> None:
-    """The log is taken to be in order of time, also where the clock was set back."""
+    """The log is assumed to be in order of time, even if the clock was set back."""
 
     def trim(original: Planted, log: Any, keep_events: int, now: int) -> int:
         old = any(event.at <= now - EVENTS_BOUND_MS for _, event in log._entries)
@@ -94,8 +94,8 @@ def one_old_event_takes_all_before_it(bug: Bug) -> None:
 
 
 @mutant("EVENT-2", stores=FACES)
-def gaps_of_tenants_are_not_told(bug: Bug) -> None:
-    """A reader of all tenants does not learn what single ones have lost."""
+def gaps_of_tenants_are_not_reported(bug: Bug) -> None:
+    """A reader of all tenants gets no gaps of single tenants."""
 
     async def events(original: Planted, store: Any, *args: Any) -> EventPage:
         return replace(await original(store, *args), gaps=[])
@@ -105,7 +105,7 @@ def gaps_of_tenants_are_not_told(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=IN_PYTHON)
 def room_is_shared_in_equal_parts(bug: Bug) -> None:
-    """What a quiet tenant leaves of its part goes to none of the others."""
+    """The room that a quiet tenant does not use is not given to the others."""
 
     def level(_: Planted, counts: Collection[int], bound: int) -> int:
         return bound // max(1, len(counts))
@@ -115,7 +115,7 @@ def room_is_shared_in_equal_parts(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=IN_PYTHON)
 def every_tenant_pays_for_the_loudest(bug: Bug) -> None:
-    """What is over the bound is taken from all tenants alike."""
+    """All tenants lose the same number of events when the log is over its bound."""
 
     def share(_: Planted, kept: Mapping[str, int], keep_events: int, __: int) -> dict[str, trimming.Excess]:
         over = max(0, sum(kept.values()) - keep_events)
@@ -151,7 +151,7 @@ def what_is_forgotten_counts_for_ever(bug: Bug) -> None:
 
 @mutant("TENANT-5", stores=IN_PYTHON)
 def a_budget_takes_the_place_of_the_others(bug: Bug) -> None:
-    """Setting one budget forgets those that were set before."""
+    """Setting one budget drops those that were set before."""
 
     def merged(_: Planted, old: budgets.Budgets | None, new: budgets.Budgets | None) -> budgets.Budgets | None:
         return new or old
@@ -161,7 +161,7 @@ def a_budget_takes_the_place_of_the_others(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=FACES)
 def silent_gap(bug: Bug) -> None:
-    """A reader that fell behind goes on with the oldest event there is, and does not learn what it missed."""
+    """A reader that fell behind continues with the oldest event and gets no gap."""
 
     async def events(original: Planted, store: Any, tenant: str | None, after: str | None, limit: int) -> EventPage:
         try:
@@ -198,7 +198,7 @@ def result_kept_for_ever(bug: Bug) -> None:
 
 @mutant("RESULT-1")
 def result_ttl_change_ignored(bug: Bug) -> None:
-    """A TTL that is set afterwards is acknowledged and forgotten."""
+    """A change of the TTL is acknowledged but not stored."""
 
     def set_result_ttl(*_: Any) -> None:
         return None
@@ -208,7 +208,7 @@ def result_ttl_change_ignored(bug: Bug) -> None:
 
 @mutant("KEEP-1", "ENQ-5")
 def retention_deletes_a_waiting_job(bug: Bug) -> None:
-    """What was enqueued a week ago is forgotten, whether it has run or not."""
+    """A job is forgotten a week after its enqueue, even if it still waits."""
 
     async def prune(original: Planted, store: Any, limit: int) -> Any:
         old = await store.now() - 7 * DAY
@@ -234,7 +234,7 @@ def failed_jobs_go_with_the_canceled(bug: Bug) -> None:
 
 @mutant("KEEP-1", stores=FACES)
 def forgotten_jobs_show_until_they_are_pruned(bug: Bug) -> None:
-    """Retention counts only once the pruner has come by."""
+    """A job past its retention is shown until it is pruned."""
 
     def forgotten(*_: Any) -> bool:
         return False
@@ -247,7 +247,7 @@ def forgotten_jobs_show_until_they_are_pruned(bug: Bug) -> None:
 
 @mutant("DEAD-1", stores=FACES)
 def dead_letters_newest_first(bug: Bug) -> None:
-    """The list of failed jobs is upside down."""
+    """The list of failed jobs has the newest first."""
 
     async def list_jobs(original: Planted, store: Any, query: ListQuery) -> Page:
         page: Page = await original(store, query)
@@ -259,7 +259,7 @@ def dead_letters_newest_first(bug: Bug) -> None:
 
 @mutant("DEAD-1", stores=FACES)
 def replayed_twice(bug: Bug) -> None:
-    """Of two replays of one job both say that it was they."""
+    """Of two replays of one job both answer that they replayed it."""
 
     async def replay(original: Planted, store: Any, keys: Sequence[JobKey], **more: Any) -> Any:
         answers = await original(store, keys, **more)
@@ -277,7 +277,7 @@ def replayed_twice(bug: Bug) -> None:
 
 @mutant("LEASE-3")
 def reaper_misses_the_deadline(bug: Bug) -> None:
-    """At the very deadline a lease is not found yet."""
+    """A lease is not found at its exact deadline."""
 
     def reap(original: Planted, tables: Any, limit: int, random: float, now: int) -> Any:
         return original(tables, limit, random, now - 1)
@@ -324,7 +324,7 @@ def token_reused_after_a_purge(bug: Bug) -> None:
 
 @mutant("KEEP-1", stores=CORE, seen_by="a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_be")
 def bad_ends_of_steps_are_kept_like_others(bug: Bug) -> None:
-    """The record of a step that failed or was canceled is gone before its flow has looked at it."""
+    """The record of a failed or canceled step is gone before its flow has read it."""
 
     def kept_ms(_: Planted, __: Job, keep_ms: int) -> int:
         return keep_ms

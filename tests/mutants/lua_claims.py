@@ -9,13 +9,13 @@ from tests.mutants.planting import REDIS, SHARDS, Bug, mutant
 
 @mutant("RETRY-1", "CLAIM-1", stores=REDIS)
 def fast_claim_costs_two_attempts(bug: Bug) -> None:
-    """The short way of a lease counts the attempt twice."""
+    """The fast path of a lease counts the attempt twice."""
     bug.lua("granting", "STATE_LEASED, attempts + 1, 0, 0, events", "STATE_LEASED, attempts + 2, 0, 0, events")
 
 
 @mutant("RETRY-1", "RETRY-2", stores=REDIS)
 def slow_claim_costs_no_attempt(bug: Bug) -> None:
-    """A job that failed once is retried for ever."""
+    """A job that failed once is retried forever."""
     bug.lua("granting", "job.attempts + 1, token, deadline", "job.attempts, token, deadline")
 
 
@@ -27,13 +27,13 @@ def claim_gives_one_token_to_all(bug: Bug) -> None:
 
 @mutant("CLAIM-1", "TIME-1", stores=REDIS)
 def tokens_follow_the_clock_alone(bug: Bug) -> None:
-    """Two claims at the same moment, or after the clock went back, grant the same tokens."""
+    """Two claims at the same instant, or after the clock was set back, grant the same tokens."""
     bug.lua("granting", "local token = next_numbers(picked)", "local token = micros")
 
 
 @mutant("LEASE-5", "CLAIM-1", stores=REDIS)
 def each_job_counts_its_own_tokens(bug: Bug) -> None:
-    """The token is the number of the lease, and starts again when the id does."""
+    """The token is the number of the job's lease, and starts again with a new life of the id."""
     bug.lua(
         "granting",
         "local record = start ..",
@@ -61,7 +61,7 @@ def slow_claim_keeps_the_token_spent(bug: Bug) -> None:
 
 @mutant("DEAD-1", "RETRY-4", stores=REDIS)
 def fast_claim_loses_the_history(bug: Bug) -> None:
-    """The short way of a lease is taken for jobs with errors and replays, which are gone then."""
+    """The fast path of a lease is used for jobs with errors and replays, and loses them."""
     bug.lua("granting", "or extra_size > 0", "")
 
 
@@ -79,14 +79,14 @@ def claims_are_logged_backwards(bug: Bug) -> None:
 
 
 @mutant("EVENT-1", stores=REDIS)
-def claimed_event_tells_the_attempt_before(bug: Bug) -> None:
-    """The event of a lease has the number of attempts as it was."""
+def claimed_event_has_the_attempt_before(bug: Bug) -> None:
+    """The event of a lease has the attempt number from before the lease."""
     bug.lua("granting", "id, type, attempts + 1, token, worker, events", "id, type, attempts, token, worker, events")
 
 
 @mutant("CLAIM-1", "TENANT-4", stores=REDIS)
 def single_job_stays_in_line(bug: Bug) -> None:
-    """A job that is the only one of its tenant in a claim is leased and not taken out of the line."""
+    """A job that is the only one of its tenant in a claim is leased but stays in the index of waiting jobs."""
     bug.lua("granting", "call('ZREM', lane.w, member) == 1", "true")
 
 
@@ -98,7 +98,7 @@ def single_lease_has_no_deadline(bug: Bug) -> None:
 
 @mutant("TENANT-1", "CLAIM-1", stores=REDIS)
 def records_of_a_lane_come_in_the_wrong_order(bug: Bug) -> None:
-    """In a call over several tenants a job gets the record of another one of its own."""
+    """In a call over several tenants, a job gets the record of another job."""
     bug.lua("records", "raws[known[n]] = raw", "raws[known[#known - n + 1]] = raw")
 
 
@@ -107,7 +107,7 @@ def records_of_a_lane_come_in_the_wrong_order(bug: Bug) -> None:
 
 @mutant("ENQ-5", "CLAIM-2", stores=REDIS)
 def job_shows_a_moment_early(bug: Bug) -> None:
-    """A delayed job is handed out a millisecond before its time."""
+    """A delayed job can be claimed a millisecond before its time."""
     bug.lua("turns", "if visible_at <= now then", "if visible_at <= now + 1 then")
 
 
@@ -118,14 +118,14 @@ def delayed_jobs_hide_ready_ones(bug: Bug) -> None:
 
 
 @mutant("TENANT-4", stores=REDIS)
-def walk_ends_with_its_first_stretch(bug: Bug) -> None:
-    """A tenant that has more turns in a claim than was thought is taken for one that has no more jobs."""
+def walk_ends_with_its_first_range(bug: Bug) -> None:
+    """A tenant with more turns in a claim than expected counts as one without jobs."""
     bug.lua("turns", "scan.exhausted = #scan.found < 2 * scan.chunk", "scan.exhausted = true")
 
 
 @mutant("TENANT-4", stores=REDIS)
 def first_queue_is_emptied_first(bug: Bug) -> None:
-    """A claim over several queues takes all it can get from the first."""
+    """A claim over several queues takes all it can from the first one."""
     bug.lua(
         "picking",
         "if picked < limit and pick_from() then",
@@ -135,19 +135,19 @@ def first_queue_is_emptied_first(bug: Bug) -> None:
 
 @mutant("CLAIM-5", stores=REDIS)
 def paused_queue_serves_its_tenant(bug: Bug) -> None:
-    """A pause stops workers for all tenants, and not the tenant's own."""
+    """A pause stops workers for all tenants, but not the tenant's own."""
     bug.lua("picking", "return not paused and pick_next(scan)", "return pick_next(scan)")
 
 
 @mutant("CLAIM-5", stores=REDIS)
 def paused_queue_enters_the_turns(bug: Bug) -> None:
-    """A pause stops the tenant's own workers, and not those for all."""
+    """A pause stops the tenant's own workers, but not those for all tenants."""
     bug.lua("turns", "not present[n] and not (any_paused and is_paused(lane_named(tenant, queue)))", "not present[n]")
 
 
 @mutant("CLAIM-5", "TENANT-4", stores=REDIS)
 def paused_queue_stays_in_the_turns(bug: Bug) -> None:
-    """A queue that is paused while its tenant takes turns goes on taking them."""
+    """A queue that is paused while its tenant takes turns still takes them."""
     bug.lua("pause", "leave_turns(queue, lane, tonumber(time))", "local _ = time")
     bug.lua(
         "turns",
@@ -158,18 +158,18 @@ def paused_queue_stays_in_the_turns(bug: Bug) -> None:
 
 @mutant("TENANT-4", "CLAIM-5", stores=REDIS)
 def resumed_queue_is_forgotten_in_the_turns(bug: Bug) -> None:
-    """A queue that goes on is served by its own workers alone."""
+    """A resumed queue is served only by the tenant's own workers."""
     bug.lua("pause", "call('ZADD', shard .. 'N:' .. queue, 'LT', now, tenant)", "local _ = tenant")
 
 
 @mutant("CLAIM-3", stores=REDIS)
-def resume_wakes_nobody(bug: Bug) -> None:
-    """Workers do not learn that a queue goes on."""
+def resume_sends_no_hint(bug: Bug) -> None:
+    """Workers get no hint of a resume."""
     bug.lua("pause", "hints.ready[1] = lane.name", "local _ = lane.name")
 
 
 @mutant("CLAIM-5", stores=REDIS)
-def stats_do_not_tell_of_a_pause(bug: Bug) -> None:
+def stats_do_not_show_a_pause(bug: Bug) -> None:
     """A paused queue looks like any other."""
     bug.lua("stats", "is_paused(lane) and 1 or 0, oldest", "0, oldest")
 
@@ -196,44 +196,44 @@ def weight_of_a_queue_is_ignored(bug: Bug) -> None:
 
 
 @mutant("TENANT-4", stores=REDIS)
-def newcomer_makes_up_for_lost_time(bug: Bug) -> None:
-    """A tenant that comes late enters at 0, and gets all the turns that it was not there for."""
+def newcomer_gets_the_turns_it_missed(bug: Bug) -> None:
+    """A tenant that starts late enters at 0, and gets all the turns that it missed."""
     bug.lua("turns", "max(own, minimum)", "own")
 
 
 @mutant("TENANT-4", stores=REDIS)
 def leaving_clears_the_debt(bug: Bug) -> None:
-    """A tenant that leaves and comes back enters at the minimum, although it was further."""
+    """A tenant that leaves and comes back enters at the minimum, although its own time was later."""
     bug.lua("turns", "max(own, minimum)", "minimum")
 
 
 @mutant("TENANT-4", stores=REDIS)
 def idle_queue_forgets_how_far_it_was(bug: Bug) -> None:
-    """Who is the first to come to an idle queue enters at 0, and is ahead of all that come back."""
+    """The first tenant at an idle queue enters at 0, ahead of all that come back."""
     bug.lua("picking", "if minimum then", "if false then")
 
 
 @mutant("TENANT-4", stores=REDIS)
 def turns_end_with_the_claim(bug: Bug) -> None:
-    """What a claim cost a tenant is not written down."""
+    """The cost of a claim for a tenant is not stored."""
     bug.lua("picking", "elseif turn.took_turn then", "elseif false then")
 
 
 @mutant("TENANT-4", stores=REDIS)
 def second_page_of_tenants_is_left_out(bug: Bug) -> None:
-    """A claim looks at as many tenants as it wants jobs, whether or not they have any."""
+    """A claim reads as many tenants as it wants jobs, even if some have none."""
     bug.lua("picking", "at, following = 1, following + limit", "at, following = 1, 1000000")
 
 
 @mutant("TENANT-4", "CLAIM-3", stores=REDIS)
-def dry_lane_never_comes_back(bug: Bug) -> None:
-    """A tenant that runs out of visible work is not let in again when its delayed jobs are due."""
+def exhausted_lane_never_comes_back(bug: Bug) -> None:
+    """A tenant without visible work does not enter again when its delayed jobs are due."""
     bug.lua("turns", "call('ZADD', shard .. 'N:' .. queue, at, tenant)", "local _ = tenant")
 
 
 @mutant("TENANT-4", "CLAIM-3", stores=REDIS)
 def lane_that_came_too_early_never_comes_back(bug: Bug) -> None:
-    """A tenant whose job was gone by the time it was let in is forgotten with its delayed jobs."""
+    """A tenant whose due job is gone when it enters is forgotten together with its delayed jobs."""
     bug.lua("turns", "leave_turns(queue, lane, own)", "call('ZREM', shard .. 'T:' .. queue, tenant)")
 
 
@@ -284,13 +284,13 @@ def next_look_forgets_the_turns(bug: Bug) -> None:
 
 @mutant("CLAIM-3", "LEASE-3", stores=REDIS)
 def next_look_goes_by_an_old_deadline(bug: Bug) -> None:
-    """The deadline of a lease that has ended is told as the next one."""
+    """The deadline of an ended lease is returned as the next one."""
     bug.lua("leases", "if not head[1] or correct_bound(", "if true or correct_bound(")
 
 
 @mutant("CLAIM-3", stores=REDIS)
 def next_look_is_the_last_one(bug: Bug) -> None:
-    """Of a due time and a deadline the later is told."""
+    """Of a due time and a deadline, the later one is returned."""
     bug.lua("claim", "(not next_at or moment < next_at)", "(not next_at or moment > next_at)")
 
 
@@ -299,19 +299,19 @@ def next_look_is_the_last_one(bug: Bug) -> None:
 
 @mutant("TENANT-4", "CLAIM-4", stores=SHARDS)
 def shard_in_mid_turn_is_passed_over(bug: Bug) -> None:
-    """A shard whose tenants are all in the turns already is taken for one without work."""
+    """A shard whose tenants all have turns already counts as one without work."""
     bug.lua("probe", "if present > 0 then", "if false then")
 
 
 @mutant("TENANT-4", "CLAIM-5", stores=SHARDS)
 def shard_with_new_work_is_passed_over(bug: Bug) -> None:
-    """A shard whose tenants are to be let into the turns is taken for one without work."""
+    """A shard whose tenants are about to enter the turns counts as one without work."""
     bug.lua("probe", "if moment and moment <= now then", "if moment and moment < 0 then")
 
 
 @mutant("CLAIM-3", stores=SHARDS)
 def shard_does_not_say_when_to_look(bug: Bug) -> None:
-    """A shard without work does not say when it will have some."""
+    """A shard without work does not return when it will have some."""
     bug.lua("probe", "next_at = moment", "next_at = next_at")
 
 
@@ -323,7 +323,7 @@ def shard_with_an_expired_lease_is_passed_over(bug: Bug) -> None:
 
 @mutant("CLAIM-2", "ENQ-5", stores=REDIS)
 def all_that_was_read_counts_as_due(bug: Bug) -> None:
-    """A stretch of waiting jobs is taken to be due if its first one is."""
+    """A range of waiting jobs counts as due if its first one is."""
     bug.lua(
         "turns",
         "last_one - band * PRIORITY_BAND <= now and size or 0",
@@ -333,7 +333,7 @@ def all_that_was_read_counts_as_due(bug: Bug) -> None:
 
 @mutant("CLAIM-2", stores=REDIS)
 def priorities_are_not_told_apart_in_what_was_read(bug: Bug) -> None:
-    """A stretch that goes over two priorities is taken to be due if its last one looks so."""
+    """A range over two priorities counts as due if its last job seems so."""
     bug.lua(
         "turns",
         "floor(last_one / PRIORITY_BAND) == band and last_one - band * PRIORITY_BAND <= now",
@@ -346,13 +346,13 @@ def priorities_are_not_told_apart_in_what_was_read(bug: Bug) -> None:
 
 @mutant("CLAIM-2", "ENQ-5", "ENQ-4", stores=REDIS)
 def job_that_is_not_due_is_lost_on_the_way(bug: Bug) -> None:
-    """A job that was taken out to be looked at is not put back."""
+    """A job that was taken out for a check is not put back."""
     bug.lua("picking", "call('ZADD', scan.lane.w, first[2], first[1])", "local _ = first")
 
 
 @mutant("ENQ-5", "CLAIM-2", "TENANT-4", stores=REDIS)
 def job_that_is_not_due_is_taken_out(bug: Bug) -> None:
-    """Where a lane gives one job, its first is taken, due or not."""
+    """If a lane gives one job, its first one is taken, due or not."""
     bug.lua("picking", "if score and score % PRIORITY_BAND > now then", "if false then")
 
 
@@ -367,12 +367,12 @@ def delayed_job_hides_others_where_a_lane_gives_one(bug: Bug) -> None:
 
 
 @mutant("TENANT-4", stores=REDIS)
-def coming_in_vain_clears_the_debt(bug: Bug) -> None:
-    """A tenant that was let in and had nothing visible leaves without the time it came with."""
+def entering_without_work_clears_the_debt(bug: Bug) -> None:
+    """A tenant that entered without visible jobs leaves without its virtual time."""
     bug.lua("turns", "leave_turns(queue, lane, own)", "leave_turns(queue, lane, 0)")
 
 
 @mutant("TENANT-4", stores=REDIS)
-def coming_in_vain_to_ones_turn_clears_the_debt(bug: Bug) -> None:
-    """A tenant whose turn came and who had nothing visible leaves without the time it came with."""
+def a_turn_without_work_clears_the_debt(bug: Bug) -> None:
+    """A tenant without visible jobs at its turn leaves without its virtual time."""
     bug.lua("picking", "not turn.took_turn and entered[turn.tenant] or turn.time", "turn.took_turn and turn.time or 0")

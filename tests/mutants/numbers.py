@@ -63,7 +63,7 @@ def a_new_life_goes_on_counting(bug: Bug) -> None:
 
 @mutant("EVENT-1", stores=IN_PYTHON, seen_by=UNLOGGED)
 def a_renewal_that_is_not_logged_takes_a_number(bug: Bug) -> None:
-    """The numbers have a gap where a lease was renewed."""
+    """The numbers have a gap after an extension."""
 
     def extend(original: Planted, job: Any, *rest: Any, logged: bool) -> Any:
         event = original(job, *rest, logged=logged)
@@ -97,7 +97,7 @@ def changes_are_not_counted_in_the_row(bug: Bug) -> None:
 
 @mutant("EVENT-1", stores=FILE, seen_by=IN_TURN)
 def logged_renewals_are_not_counted_in_the_row(bug: Bug) -> None:
-    """What follows a renewal has its number again."""
+    """The event after an extension repeats its number."""
     bug.sql("save_deadline", "events = ? ", "events = coalesce(events, ?) ")
 
 
@@ -106,7 +106,7 @@ def logged_renewals_are_not_counted_in_the_row(bug: Bug) -> None:
 
 @mutant("EVENT-1", stores=REDIS, seen_by=IN_TURN)
 def events_of_a_job_are_not_counted(bug: Bug) -> None:
-    """All events but those of the short ways have the number of the one before."""
+    """All events except those of the fast paths have the number of the event before."""
     bug.lua("jobs", "job.events = job.events + 1", "")
 
 
@@ -218,13 +218,13 @@ def one_completion_is_logged_with_the_number_before(bug: Bug) -> None:
 
 
 @mutant("EVENT-1", stores=POSTGRES, seen_by=DELIVERED)
-def handing_over_is_counted_as_one_event(bug: Bug) -> None:
-    """The record of a job that was handed over has the number of its enqueue."""
+def a_direct_hand_off_is_counted_as_one_event(bug: Bug) -> None:
+    """The record of a job that was handed off has the number of its enqueue."""
     bug.function("enqueue_one", "v_deadline, now, 1, 2,", "v_deadline, now, 1, 1,")
 
 
 @mutant("EVENT-1", stores=POSTGRES, seen_by=DELIVERED)
-def both_events_of_handing_over_have_one_number(bug: Bug) -> None:
+def both_events_of_a_hand_off_have_one_number(bug: Bug) -> None:
     """The claim has the number of the enqueue."""
     bug.function("enqueue_one", "'{1,2}'", "'{1}'")
 
@@ -285,7 +285,7 @@ def a_purge_is_counted_twice_in_sqlite(bug: Bug) -> None:
 
 @mutant("EVENT-1", stores=FILE, seen_by=OLD_PURGES)
 def counts_of_purges_stay_for_ever_in_sqlite(bug: Bug) -> None:
-    """A tenant that is long gone leaves a row behind."""
+    """A count without recent purges is never removed."""
     bug.sql("drop_purge_counts", "at < ?", "at < -?")
 
 
@@ -309,7 +309,7 @@ def purges_of_all_tenants_are_one_count_in_lua(bug: Bug) -> None:
 
 @mutant("EVENT-1", stores=REDIS, seen_by=OLD_PURGES)
 def counts_of_purges_stay_for_ever_in_lua(bug: Bug) -> None:
-    """A tenant that is long gone leaves a field behind."""
+    """A count without recent purges is never removed."""
     bug.lua("purge", "hash_put(shard .. 'M', tenant, false)", "")
 
 
@@ -327,5 +327,5 @@ def purges_are_counted_twice_in_postgres(bug: Bug) -> None:
 
 @mutant("EVENT-1", stores=POSTGRES, seen_by=OLD_PURGES)
 def counts_of_purges_stay_for_ever_in_postgres(bug: Bug) -> None:
-    """A tenant that is long gone leaves a row behind."""
+    """A count without recent purges is never removed."""
     bug.function("count_purges", "o.at < p_before", "o.at < -p_before")

@@ -14,38 +14,38 @@ from tests.mutants.planting import POSTGRES, Bug, Planted, mutant
 
 @mutant("ENQ-5", "CLAIM-2", stores=POSTGRES)
 def a_claim_ignores_when_jobs_are_due(bug: Bug) -> None:
-    """A claim hands out jobs that are not due."""
+    """A claim returns jobs that are not due."""
     bug.function("claim", "AND j.visible_at <= v_now", "")
 
 
 @mutant("CLAIM-2", stores=POSTGRES)
 def a_claim_of_one_tenant_goes_by_time_alone(bug: Bug) -> None:
-    """The jobs of a batch come in the order of time, whatever their priority."""
+    """The jobs of a claim are ordered by time, whatever their priority."""
     bug.function("claim", "FROM found ORDER BY rank, visible_at, seq", "FROM found ORDER BY visible_at, seq")
 
 
 @mutant("CLAIM-2", "TENANT-4", stores=POSTGRES, seen_by="priorities_never_count_between_tenants")
 def a_turn_goes_by_time_alone(bug: Bug) -> None:
-    """Within its turns a tenant's jobs come in the order of time, whatever their priority."""
+    """Within its turns a tenant's jobs are ordered by time, whatever their priority."""
     bug.function("claim", "PARTITION BY i ORDER BY rank, visible_at, seq", "PARTITION BY i ORDER BY visible_at, seq")
 
 
 @mutant("CLAIM-2", stores=POSTGRES, seen_by="many_jobs_that_become_due_at_once_all_come_in_order")
 def the_last_sent_comes_first_in_postgres(bug: Bug) -> None:
-    """Of two jobs that became visible at the same moment, the one sent last comes first."""
+    """Of two jobs that became visible at the same instant, the later enqueue is first."""
     bug.function("claim", "j.visible_at, j.seq LIMIT p_ks[1]", "j.visible_at, j.seq DESC LIMIT p_ks[1]")
 
 
 @mutant("CLAIM-2", "ENQ-5", stores=POSTGRES)
 def a_claim_goes_by_sequence_alone(bug: Bug) -> None:
-    """Who was sent first comes first, although it became visible later."""
+    """Jobs are ordered by enqueue, even if a later one became visible first."""
     bug.function("claim", "ORDER BY j.visible_at, j.seq LIMIT", "ORDER BY j.seq LIMIT")
     bug.function("claim", "ORDER BY rank, visible_at, seq", "ORDER BY rank, seq")
 
 
 @mutant("CLAIM-2", "CLAIM-3", stores=POSTGRES, seen_by="many_jobs_that_become_due_at_once_all_come_in_order")
-def the_mark_stands_behind_what_is_left(bug: Bug) -> None:
-    """Jobs of the same moment as the last that was taken are passed over."""
+def the_position_is_behind_remaining_jobs(bug: Bug) -> None:
+    """Jobs of the same instant as the last claimed one are skipped."""
 
     def low_water_of(original: Planted, *args: Any) -> tuple[list[int], Any]:
         marks, whole = original(*args)
@@ -59,7 +59,7 @@ def the_mark_stands_behind_what_is_left(bug: Bug) -> None:
 
 @mutant("CLAIM-1", stores=POSTGRES, seen_by="concurrent_claims_never_give_one_job_twice")
 def claims_do_not_lock_what_they_take(bug: Bug) -> None:
-    """Two claims at the same moment take the same job."""
+    """Two concurrent claims take the same job."""
     bug.function("claim", "FOR UPDATE SKIP LOCKED", "")
 
 
@@ -89,7 +89,7 @@ def tokens_are_too_large_for_a_float(bug: Bug) -> None:
 
 @mutant("CLAIM-1", "LEASE-1", stores=POSTGRES)
 def a_lease_is_a_moment_longer(bug: Bug) -> None:
-    """The deadline is a millisecond later than was asked for."""
+    """The deadline is a millisecond later than requested."""
     bug.function("claim", "deadline = v_now + p_lease", "deadline = v_now + p_lease + 1")
 
 
@@ -100,20 +100,20 @@ def a_lease_is_not_counted(bug: Bug) -> None:
 
 
 @mutant("CLAIM-1", stores=POSTGRES)
-def the_worker_is_not_noted(bug: Bug) -> None:
-    """The record does not say who has the lease."""
+def the_worker_is_not_recorded(bug: Bug) -> None:
+    """The record does not name the worker."""
     bug.function("claim", "worker = p_worker", "worker = ''")
 
 
 @mutant("TIME-1", "CLAIM-1", stores=POSTGRES, seen_by="a_claim_gives_token_deadline_and_attempt")
 def claimed_when_it_became_visible(bug: Bug) -> None:
-    """The time of the claim is that from which the job was visible."""
+    """The time of the claim is when the job became visible."""
     bug.function("claim", "claimed_at = v_now", "claimed_at = j.visible_at")
 
 
 @mutant("RETRY-4", "CLAIM-1", stores=POSTGRES, seen_by="errors_keep_type_message_and_traceback_of_each_attempt")
 def a_claim_forgets_the_errors(bug: Bug) -> None:
-    """Whoever gets a job does not see how it failed before."""
+    """A claimed job has no errors of earlier attempts."""
 
     def to_claimed(original: Planted, *args: Any) -> Any:
         job = original(*args)
@@ -134,19 +134,19 @@ def claims_do_not_look_at_deadlines(bug: Bug) -> None:
 
 @mutant("LEASE-3", stores=POSTGRES)
 def a_claim_misses_the_deadline_by_a_moment(bug: Bug) -> None:
-    """At the very deadline a claim does not find the lease yet."""
+    """A claim does not find the lease at its exact deadline."""
     bug.function("claim", "j.deadline <= v_now", "j.deadline < v_now")
 
 
 @mutant("LEASE-3", stores=POSTGRES)
 def the_reaper_misses_the_deadline_by_a_moment(bug: Bug) -> None:
-    """At the very deadline the reaper does not find the lease yet."""
+    """The reaper does not find the lease at its exact deadline."""
     bug.statement("lock_expired", "deadline <= $1", "deadline < $1")
 
 
 @mutant("LEASE-3", stores=POSTGRES, seen_by="the_reaper_ends_the_oldest_deadlines_first_up_to_its_limit")
 def the_reaper_goes_by_sequence_in_postgres(bug: Bug) -> None:
-    """Leases are ended in the order in which their jobs were enqueued, not in that of their deadlines."""
+    """Leases are ended by enqueue order, not by deadline."""
     bug.statement("lock_expired", "ORDER BY deadline, seq", "ORDER BY seq")
 
 
@@ -158,7 +158,7 @@ def the_reaper_takes_one_more(bug: Bug) -> None:
 
 @mutant("RETRY-3", stores=POSTGRES, seen_by="one_random_number_is_spread_over_a_batch")
 def a_random_number_is_not_spread(bug: Bug) -> None:
-    """Leases that are ended together come back together."""
+    """Jobs whose leases end together retry together."""
     given: list[float] = []
 
     async def reap(original: Planted, session: Any, cache: Any, limit: int, random: float, *rest: Any) -> Any:
@@ -176,20 +176,20 @@ def a_random_number_is_not_spread(bug: Bug) -> None:
 
 
 @mutant("CLAIM-3", stores=POSTGRES, seen_by="an_empty_claim_learns_when_to_look_again")
-def the_last_due_time_is_told(bug: Bug) -> None:
-    """An empty claim is told to come back when the last of its jobs is due."""
+def the_last_due_time_is_returned(bug: Bug) -> None:
+    """An empty claim returns the due time of the last of its jobs."""
     bug.function("claim", "ORDER BY j.visible_at LIMIT 1", "ORDER BY j.visible_at DESC LIMIT 1")
 
 
 @mutant("CLAIM-3", stores=POSTGRES, seen_by="an_urgent_job_that_is_due_late_does_not_hide_when_to_look")
-def the_due_time_of_the_least_urgent_is_told(bug: Bug) -> None:
-    """Of several priorities the one that is due last says when to look again."""
+def the_due_time_of_the_least_urgent_is_returned(bug: Bug) -> None:
+    """Of several priorities, the latest due time is returned."""
     bug.function("claim", "min(x.at)", "max(x.at)")
 
 
 @mutant("CLAIM-3", stores=POSTGRES, seen_by="an_empty_claim_learns_when_to_look_again")
-def the_next_deadline_is_not_told(bug: Bug) -> None:
-    """An empty claim does not say when a lease may run out."""
+def the_next_deadline_is_not_returned(bug: Bug) -> None:
+    """An empty claim does not return the next deadline."""
 
     async def next_at(original: Planted, claims: Any, *args: Any) -> Any:
         claims._cache.next_deadline = None
@@ -200,7 +200,7 @@ def the_next_deadline_is_not_told(bug: Bug) -> None:
 
 @mutant("CLAIM-3", stores=POSTGRES, seen_by="a_worker_that_starts_learns_when_to_look_again")
 def a_new_handle_does_not_ask_for_the_next_deadline(bug: Bug) -> None:
-    """A process that has just started does not learn when leases of others run out."""
+    """A process that has just started does not get the next deadline of other processes' leases."""
     bug.function("claim", "SELECT j.deadline INTO v_next", "SELECT NULL::bigint INTO v_next")
 
 
@@ -246,7 +246,7 @@ def a_batch_serves_one_tenant(bug: Bug) -> None:
 
 @mutant("TENANT-4", stores=POSTGRES, seen_by="a_newcomer_does_not_catch_up")
 def newcomers_enter_at_their_own_time(bug: Bug) -> None:
-    """A tenant that comes late gets all the turns that it was not there for."""
+    """A tenant that starts late gets all the turns that it missed."""
 
     def entry(_: Planted, own: int, __: int) -> int:
         return own
@@ -256,7 +256,7 @@ def newcomers_enter_at_their_own_time(bug: Bug) -> None:
 
 
 @mutant("TENANT-4", stores=POSTGRES, seen_by="coming_back_to_an_idle_queue_gains_nothing")
-def who_comes_back_enters_at_the_minimum(bug: Bug) -> None:
+def a_tenant_that_comes_back_enters_at_the_minimum(bug: Bug) -> None:
     """A tenant that leaves and comes back gains a turn each time."""
 
     def entry(_: Planted, __: int, floor: int) -> int:
@@ -268,7 +268,7 @@ def who_comes_back_enters_at_the_minimum(bug: Bug) -> None:
 
 @mutant("TENANT-4", stores=POSTGRES, seen_by="coming_back_to_an_idle_queue_gains_nothing")
 def tenants_without_work_stay_in_the_turns(bug: Bug) -> None:
-    """Who has nothing left keeps its place, and comes back with all that it missed."""
+    """A tenant without work keeps its place, and returns with all the turns that it missed."""
 
     def stay(*_: Any) -> None:
         return None
@@ -289,19 +289,19 @@ def queues_are_emptied_one_after_another(bug: Bug) -> None:
 
 @mutant("TENANT-4", stores=POSTGRES, seen_by="a_claim_over_several_queues_takes_from_them_in_rotation")
 def jobs_of_several_queues_come_queue_by_queue(bug: Bug) -> None:
-    """A claim over several queues answers with all of the first, then with all of the next."""
+    """A claim over several queues returns all jobs of the first, then all of the next."""
     bug.function("claim", "nth * v_queues + q AS place", "nth + 1000 * q AS place")
 
 
 @mutant("TENANT-4", "ENQ-1", stores=POSTGRES, seen_by="a_worker_that_starts_finds_all_tenants")
 def only_the_first_tenant_is_found_anew(bug: Bug) -> None:
-    """A process that starts finds the work of one tenant and not that of the others."""
+    """A process that starts finds only the work of one tenant."""
     bug.statement("lanes_with_work", "LIMIT 1\n    ) x", "LIMIT 0\n    ) x")
 
 
 @mutant("TENANT-4", "CLAIM-2", stores=POSTGRES, seen_by="a_claim_over_several_queues_takes_from_them_in_rotation")
 def later_lanes_are_looked_at_by_the_marks_of_the_first(bug: Bug) -> None:
-    """Where a claim begins to look for one tenant is decided by what another tenant had."""
+    """A claim starts its search for one tenant at another tenant's position."""
     bug.function("claim", "p_low_water[10 * (c.i - 1) + p.rank + 1]", "p_low_water[p.rank + 1]")
 
 
@@ -310,23 +310,23 @@ def later_lanes_are_looked_at_by_the_marks_of_the_first(bug: Bug) -> None:
 
 @mutant("CLAIM-5", stores=POSTGRES)
 def a_pause_stops_nothing(bug: Bug) -> None:
-    """A paused queue hands out jobs to its tenant's workers."""
+    """A paused queue gives jobs to its tenant's workers."""
     bug.function("claim", "NOT l.paused", "true")
 
 
 @mutant("CLAIM-5", stores=POSTGRES, seen_by="a_pause_stops_that_queue_alone")
 def a_pause_does_not_stop_turns(bug: Bug) -> None:
-    """A paused queue hands out jobs to workers for all tenants."""
+    """A paused queue gives jobs to workers for all tenants."""
     bug.function("claim", "CASE WHEN l.paused THEN 0 ELSE l.ranks END", "l.ranks")
 
 
 @mutant("CLAIM-5", "TENANT-1", stores=POSTGRES, seen_by="a_pause_stops_a_tenant_that_takes_turns")
 def a_pause_stops_all_queues(bug: Bug) -> None:
-    """Whoever pauses one queue pauses them all."""
+    """Pausing one queue pauses all of them."""
     bug.statement("pause", "WHERE lane = $1", "WHERE $1::int > 0")
 
 
 @mutant("CLAIM-5", stores=POSTGRES)
 def a_pause_does_not_show(bug: Bug) -> None:
-    """The stats of a paused queue do not say so."""
+    """The stats do not show the pause."""
     bug.statement("queues_named", "paused FROM", "false AS paused FROM")

@@ -16,32 +16,32 @@ from tests.mutants.planting import POSTGRES, Bug, Planted, mutant
 
 @mutant("LEASE-1", "TENANT-2", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
 def a_completion_needs_no_token(bug: Bug) -> None:
-    """Whoever knows the address of a running job can complete it."""
+    """A completion needs only the address of a running job."""
     bug.function("complete", "AND j.token = u.token", "")
 
 
 @mutant("LEASE-1", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
 def a_completion_has_no_deadline(bug: Bug) -> None:
-    """A completion past the deadline goes through as long as nobody has reaped the lease."""
+    """A completion past the deadline is accepted until the lease is reaped."""
     bug.function("complete", "OR v_until <= v_now", "")
 
 
 @mutant("LEASE-1", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
 def a_completion_may_be_a_moment_late(bug: Bug) -> None:
-    """At the very deadline a completion is still accepted."""
+    """A completion is accepted at the exact deadline."""
     bug.function("complete", "v_until <= v_now", "v_until < v_now")
 
 
 @mutant("LEASE-1", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
 def a_spent_token_completes(bug: Bug) -> None:
-    """Who released a job or failed it can complete it afterwards."""
+    """A released or failed job can be completed with the same token."""
     bug.function("complete", "j.state + 0 = {state:leased}", "j.state + 0 > 0")
     bug.function("complete", "OR v_until <= v_now", "")
 
 
 @mutant("LEASE-1", "ENQ-4", stores=POSTGRES, seen_by="each_result_of_a_batch_goes_to_its_own_job")
 def a_batch_with_a_live_lease_is_accepted_whole(bug: Bug) -> None:
-    """One live lease in a batch of completions covers those that are over."""
+    """One live lease in a batch of completions makes expired ones valid."""
     bug.function("complete", "v_live < v_count", "v_live < 1")
 
 
@@ -67,7 +67,7 @@ def completed_when_it_was_enqueued(bug: Bug) -> None:
 
 @mutant("LEASE-1", stores=POSTGRES, seen_by="the_same_outcome_again_gets_the_first_answer_again")
 def a_repeated_completion_is_refused(bug: Bug) -> None:
-    """Who did not hear the answer and asks again is told that the lease is lost."""
+    """A repeated acknowledgement gets LeaseLost."""
 
     def to_job(original: Planted, *args: Any) -> Job:
         job: Job = original(*args)
@@ -79,8 +79,8 @@ def a_repeated_completion_is_refused(bug: Bug) -> None:
 
 
 @mutant("RESULT-2", stores=POSTGRES)
-def nobody_is_told_of_an_end(bug: Bug) -> None:
-    """Whoever waits for a job is not woken when it ends."""
+def waiters_get_no_hint_of_an_end(bug: Bug) -> None:
+    """Waiters get no hint of the end of their job."""
 
     def hints(original: Planted, effects: Any, *args: Any) -> Any:
         return [told for told in original(effects, *args) if told[0].value != "done"]
@@ -89,8 +89,8 @@ def nobody_is_told_of_an_end(bug: Bug) -> None:
 
 
 @mutant("CLAIM-3", stores=POSTGRES, seen_by="a_hint_comes_whenever_a_job_may_have_become_visible")
-def nobody_is_told_of_a_job_that_waits(bug: Bug) -> None:
-    """Whoever waits for work is not woken when there is some."""
+def workers_get_no_hint_of_a_waiting_job(bug: Bug) -> None:
+    """Workers get no hint of a visible job."""
 
     def hints(original: Planted, effects: Any, *args: Any) -> Any:
         return [told for told in original(effects, *args) if told[0].value != "ready"]
@@ -99,8 +99,8 @@ def nobody_is_told_of_a_job_that_waits(bug: Bug) -> None:
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="a_hint_comes_when_the_log_grew")
-def nobody_is_told_that_the_log_grew(bug: Bug) -> None:
-    """Whoever follows the log is not woken."""
+def readers_get_no_hint_of_new_events(bug: Bug) -> None:
+    """Readers that follow the log get no hint."""
 
     def hints(original: Planted, effects: Any, *args: Any) -> Any:
         return [told for told in original(effects, *args) if told[0].value != "events"]
@@ -113,7 +113,7 @@ def nobody_is_told_that_the_log_grew(bug: Bug) -> None:
 
 @mutant("CANCEL-1", stores=POSTGRES, seen_by="of_a_cancel_and_a_completion_at_once_one_wins")
 def changes_do_not_lock_running_jobs(bug: Bug) -> None:
-    """Of a cancel and a completion at the same moment both succeed."""
+    """A concurrent cancel and completion both succeed."""
     bug.function("lock_jobs", "FOR UPDATE OF j", "")
 
 
@@ -161,7 +161,7 @@ def a_cancel_acts_on_what_it_has_not_locked(bug: Bug) -> None:
 
 @mutant("KEEP-1", "ENQ-2", stores=POSTGRES, seen_by="a_late_purge_leaves_the_next_life_alone")
 def a_purge_takes_the_id_of_the_next_life(bug: Bug) -> None:
-    """A purge forgets the id by its name, whatever job has it by then."""
+    """A purge removes whatever job has the id by then."""
     _lock_before_it_is_there(bug, "purge", least=5)
     bug.function("expect", "p_changed IS DISTINCT FROM p_meant", "false")
     bug.statement("drop_ids", "AND ids.seq = u.seq", "")
@@ -181,25 +181,25 @@ def an_extension_takes_time_away(bug: Bug) -> None:
 
 @mutant("LEASE-1", "LEASE-2", stores=POSTGRES)
 def an_extension_needs_no_token(bug: Bug) -> None:
-    """Whoever had a lease of a job can extend that of its next holder."""
+    """An earlier holder can extend the lease of the next one."""
     bug.function("extend", "AND j.token = u.token", "")
 
 
 @mutant("LEASE-2", "LEASE-1", stores=POSTGRES)
 def an_extension_has_no_deadline(bug: Bug) -> None:
-    """A lease that ran out can be extended until somebody reaps it."""
+    """An expired lease can be extended until it is reaped."""
     bug.function("extend", "OR v_until <= {s}.now_ms()", "")
 
 
 @mutant("ENQ-4", stores=POSTGRES, seen_by="batches_of_extensions_answer_item_by_item_too")
 def a_batch_of_extensions_is_granted_whole(bug: Bug) -> None:
-    """One live lease in a batch of extensions covers those that are over."""
+    """One live lease in a batch of extensions makes expired ones valid."""
     bug.function("extend", "< cardinality(p_ids) OR v_until <= {s}.now_ms()", "< 1")
 
 
 @mutant("RETRY-5", stores=POSTGRES)
 def an_attempt_is_not_given_back_in_postgres(bug: Bug) -> None:
-    """A job that was released has an attempt less."""
+    """A released job has lost an attempt."""
     bug.statement("save_jobs", "attempts = u.attempts,", "")
 
 
@@ -217,7 +217,7 @@ def a_retry_forgets_the_error(bug: Bug) -> None:
 
 @mutant("RETRY-1", "LEASE-1", stores=POSTGRES)
 def an_outcome_is_kept_for_the_next_lease(bug: Bug) -> None:
-    """What the last holder said of a job is taken for what its next holder said."""
+    """The last holder's outcome counts as that of the next holder."""
     rows = bug.postgres("rows")
 
     def to_job(original: Planted, row: Any, *args: Any) -> Job:
@@ -238,7 +238,7 @@ def dead_letters_are_forgotten_at_once(bug: Bug) -> None:
 
 @mutant("LEASE-1", stores=POSTGRES, seen_by="the_same_outcome_again_gets_the_first_answer_again")
 def an_end_forgets_the_token(bug: Bug) -> None:
-    """Who failed a job and asks again is told that the lease is lost."""
+    """A repeated failure gets LeaseLost."""
     bug.statement("end_jobs", "j.token,", "0::bigint,")
 
 
@@ -256,13 +256,13 @@ def an_end_is_dated_by_the_enqueue(bug: Bug) -> None:
 
 @mutant("CANCEL-3", "STATE-1", stores=POSTGRES)
 def a_canceled_job_shows_as_failed(bug: Bug) -> None:
-    """Whatever ends otherwise than by completion is a dead letter."""
+    """Canceled jobs are stored as failed."""
     bug.statement("end_jobs", "u.state,", "6::smallint,")
 
 
 @mutant("LEASE-1", "CANCEL-2", stores=POSTGRES, seen_by="progress_is_recorded_for_the_holder")
 def progress_is_not_written(bug: Bug) -> None:
-    """What a handler says of its progress is acknowledged and lost."""
+    """Progress is acknowledged but not stored."""
 
     def report(original: Planted, unit: Any, *args: Any, **kwargs: Any) -> Any:
         answers = original(unit, *args, **kwargs)
@@ -283,14 +283,14 @@ def a_replayed_job_keeps_its_attempts(bug: Bug) -> None:
 
 
 @mutant("CLAIM-2", "DEAD-1", stores=POSTGRES, seen_by="a_job_that_comes_back_is_ordered_by_when_it_became_visible")
-def a_replayed_job_stands_where_it_stood(bug: Bug) -> None:
-    """A replayed job overtakes all that came after its first enqueue."""
+def a_replayed_job_keeps_its_old_place(bug: Bug) -> None:
+    """A replayed job keeps its old place in the queue."""
     bug.statement("revive_jobs", "u.visible_at,", "d.visible_at,")
 
 
 @mutant("STATE-3", "DEAD-1", stores=POSTGRES)
 def a_replay_is_not_recorded(bug: Bug) -> None:
-    """The record of a replayed job says nothing of it, and has lost its errors."""
+    """The record of a replayed job has no count of replays and no errors."""
     bug.statement("revive_jobs", "u.extra", "NULL::bytea")
 
 
@@ -306,7 +306,7 @@ def a_purge_by_age_takes_what_started_again(bug: Bug) -> None:
 
 @mutant("KEEP-1", "DEAD-1", "EVENT-1", stores=POSTGRES, seen_by="forgetting_makes_no_event_and_a_purge_does")
 def a_purge_makes_no_event(bug: Bug) -> None:
-    """What was purged is gone, and the log says nothing."""
+    """A purge makes no event."""
 
     def purge(original: Planted, unit: Any, items: Any) -> Any:
         answers = original(unit, items)
@@ -318,19 +318,19 @@ def a_purge_makes_no_event(bug: Bug) -> None:
 
 @mutant("DEAD-1", "KEEP-1", stores=POSTGRES, seen_by="a_purge_by_age_spares_what_has_started_again")
 def a_purged_job_stays_in_the_list(bug: Bug) -> None:
-    """A purge frees the id alone."""
+    """A purge only frees the id."""
     bug.statement("forget_jobs", "seq = ANY ($1::bigint[])", "seq = ANY ($1::bigint[]) AND false")
 
 
 @mutant("DEAD-1", stores=POSTGRES)
 def dead_letters_come_newest_first_in_postgres(bug: Bug) -> None:
-    """The list of failed jobs is upside down."""
+    """The list of failed jobs has the newest first."""
     bug.statement("list_dead", "ORDER BY finished_at, seq", "ORDER BY finished_at DESC, seq DESC")
 
 
 @mutant("DEAD-1", stores=POSTGRES, seen_by="dead_letters_are_filtered_by_queue_type_and_error")
 def every_ended_job_is_a_dead_letter(bug: Bug) -> None:
-    """The list of failed jobs reads completed ones, too, and says that there are more."""
+    """The list of failed jobs reads completed ones, too, and returns a cursor."""
     bug.statement("list_dead", "state = 6", "state >= 6")
     bug.around(bug.postgres("reads").ListQuery, "matches", lambda *_: True)
 
@@ -340,19 +340,19 @@ def every_ended_job_is_a_dead_letter(bug: Bug) -> None:
 
 @mutant("RESULT-1", stores=POSTGRES, seen_by="the_ttl_of_a_result_can_be_changed_afterwards")
 def a_change_of_the_ttl_is_not_written(bug: Bug) -> None:
-    """A TTL that is set afterwards is acknowledged and forgotten."""
+    """A change of the TTL is acknowledged but not stored."""
     bug.statement("save_expiry", "expires_at = u.expires_at", "expires_at = d.expires_at")
 
 
 @mutant("KEEP-1", "RESULT-1", stores=POSTGRES, seen_by="ended_jobs_are_forgotten_after_their_retention_and_not_before")
 def prune_takes_whatever_has_ended(bug: Bug) -> None:
-    """Retention counts for nothing once the pruner comes by."""
+    """A prune removes every ended job."""
     bug.statement("expired_jobs", "expires_at <= $1", "finished_at <= $1")
 
 
 @mutant("KEEP-1", stores=POSTGRES, seen_by="pruning_is_bounded_and_says_when_more_is_left")
 def prune_does_not_say_that_more_is_left(bug: Bug) -> None:
-    """A bounded prune says that it is done."""
+    """A prune that reached its limit answers that nothing is left."""
     bug.statement("any_expired", "SELECT EXISTS", "SELECT false AND EXISTS")
 
 
@@ -370,25 +370,25 @@ def stats_count_what_is_forgotten(bug: Bug) -> None:
 
 @mutant("RESULT-1", stores=POSTGRES, seen_by="a_result_in_a_blob_is_named_when_it_is_forgotten")
 def a_blob_is_never_named(bug: Bug) -> None:
-    """What stands in the blob store stays there when its job is forgotten."""
+    """The blob of a forgotten job is not deleted."""
     bug.statement("drop_blobs", "SELECT unnest($1::text[])", "SELECT unnest($1::text[]) LIMIT 0")
 
 
 @mutant("TIME-1", stores=POSTGRES, seen_by="a_worker_lives_until_its_last_beat_is_over")
 def workers_live_for_ever(bug: Bug) -> None:
-    """A worker that has not been heard of still shows."""
+    """A worker without heartbeats is still listed."""
     bug.statement("workers", "expires_at > {s}.now_ms()", "true")
 
 
 @mutant("TIME-1", stores=POSTGRES, seen_by="a_worker_lives_until_its_last_beat_is_over")
 def a_worker_lives_a_moment_too_long(bug: Bug) -> None:
-    """A worker shows at the very moment at which its last beat is over."""
+    """A worker is listed at the exact end of its last heartbeat."""
     bug.statement("workers", "expires_at > {s}.now_ms()", "expires_at >= {s}.now_ms()")
 
 
 @mutant("TIME-1", stores=POSTGRES, seen_by="a_worker_lives_until_its_last_beat_is_over")
 def each_beat_is_a_start(bug: Bug) -> None:
-    """A worker shows as started when it was last heard of."""
+    """A worker's start is the time of its last heartbeat."""
     bug.statement("beat", "ELSE workers.started_at", "ELSE excluded.seen_at")
 
 
@@ -397,7 +397,7 @@ def each_beat_is_a_start(bug: Bug) -> None:
 
 @mutant("TENANT-2", "TENANT-1", stores=POSTGRES, seen_by="one_id_of_two_tenants_is_two_jobs")
 def an_id_is_looked_up_in_all_lanes(bug: Bug) -> None:
-    """Who asks for an id gets the job of any tenant that has it."""
+    """A read of an id returns any tenant's job."""
     bug.statement("find", "ids.lane = u.lane AND", "")
 
 
@@ -408,7 +408,7 @@ def stats_are_those_of_all_tenants(bug: Bug) -> None:
 
 
 @mutant("TENANT-1", stores=POSTGRES, seen_by="counts_and_lists_are_the_tenants_own")
-def a_list_shows_the_whole_line(bug: Bug) -> None:
+def a_list_shows_all_tenants_waiting_jobs(bug: Bug) -> None:
     """The list of a queue shows the waiting jobs of all tenants."""
     bug.statement("list_waiting", "queue_id = $1 AND lane = $2", "queue_id = $1 AND $2::int > 0")
 
@@ -421,7 +421,7 @@ def a_page_begins_with_the_last_of_the_page_before(bug: Bug) -> None:
 
 @mutant("STATE-1", "DEAD-1", stores=POSTGRES, seen_by="a_list_comes_in_pages_that_miss_and_repeat_nothing")
 def a_page_passes_over_jobs_of_one_moment(bug: Bug) -> None:
-    """A list misses jobs that ended at the same moment as the last of a page."""
+    """A list misses jobs that ended at the same instant as the last of a page."""
     bug.statement("list_ended", "(finished_at, seq) > ($3, $4)", "finished_at > $3 AND $4::bigint >= 0")
 
 
@@ -433,23 +433,23 @@ def running_jobs_are_listed_by_sequence(bug: Bug) -> None:
 
 @mutant("STATE-1", stores=POSTGRES, seen_by="becoming_due_shows_as_ready_and_makes_no_event")
 def due_jobs_are_counted_as_scheduled(bug: Bug) -> None:
-    """A job whose time has come is counted in the state in which it was written."""
+    """A due job is counted in its stored state."""
     bug.function("count_jobs", "later.read < p_scan THEN later.scheduled", "later.read < p_scan THEN s.scheduled")
 
 
 @mutant("STATE-1", stores=POSTGRES, seen_by="the_oldest_ready_job_is_the_oldest_of_all_priorities")
-def the_newest_is_told_as_the_oldest(bug: Bug) -> None:
-    """Since when a queue has been waiting is said by its newest job."""
+def the_newest_is_returned_as_the_oldest(bug: Bug) -> None:
+    """The age of the oldest ready job is that of the newest."""
     bug.function("count_jobs", "min(x.visible_at)", "max(x.visible_at)")
 
 
 @mutant("TENANT-1", stores=POSTGRES, seen_by="a_tenant_is_listed_while_it_has_jobs_or_settings")
 def a_tenant_with_ended_jobs_is_not_listed(bug: Bug) -> None:
-    """Who has nothing but results is not among the tenants."""
+    """A tenant that only has ended jobs is not listed."""
     bug.statement("lanes_after", "EXISTS (SELECT FROM {s}.done", "false AND EXISTS (SELECT FROM {s}.done")
 
 
 @mutant("TENANT-1", stores=POSTGRES, seen_by="a_tenant_is_listed_while_it_has_jobs_or_settings")
 def a_tenant_with_settings_is_not_listed(bug: Bug) -> None:
-    """Who has nothing but settings is not among the tenants."""
+    """A tenant that only has settings is not listed."""
     bug.statement("tenants_with_settings", "WHERE tenant > $1", "WHERE false AND tenant > $1")

@@ -14,7 +14,7 @@ from tests.mutants.planting import POSTGRES, Bug, Planted, mutant
 
 @mutant("ENQ-2", stores=POSTGRES)
 def two_jobs_of_one_id_in_postgres(bug: Bug) -> None:
-    """A fresh batch does not look whether all its ids were new."""
+    """A batch of new jobs does not check that all its ids are new."""
     bug.function("enqueue", "v_taken < v_count", "v_taken < 0")
 
 
@@ -26,7 +26,7 @@ def table_takes_an_id_twice(bug: Bug) -> None:
 
 @mutant("ENQ-2", stores=POSTGRES)
 def a_batch_that_is_not_fresh_takes_away_ids(bug: Bug) -> None:
-    """What a fresh batch takes back when an id was there already is not its own alone."""
+    """A batch that finds an existing id removes more than its own rows."""
     bug.function("enqueue", "AND ids.seq = u.seq", "")
 
 
@@ -44,7 +44,7 @@ def request_id_is_not_kept_in_postgres(bug: Bug) -> None:
 
 @mutant("ENQ-8", stores=POSTGRES, seen_by="the_same_request_again_is_not_a_duplicate_of_its_own_key")
 def request_id_is_not_kept_with_a_key(bug: Bug) -> None:
-    """A request that came the slow way is not known when it is repeated."""
+    """A repeated request on the slow path is not recognized."""
 
     def new_row(original: Planted, held: Any, place: int) -> Any:
         row = original(held, place)
@@ -76,7 +76,7 @@ def run_at_is_not_heeded_by_a_fresh_batch(bug: Bug) -> None:
 
 @mutant("ENQ-5", "CLAIM-2", stores=POSTGRES)
 def an_instant_in_the_past_overtakes(bug: Bug) -> None:
-    """Who names an instant in the past stands before those who wait."""
+    """A job with an instant in the past is ahead of those that wait."""
     bug.function("enqueue", "greatest(v_now, coalesce(u.run_at", "greatest(0, coalesce(u.run_at")
 
 
@@ -129,19 +129,19 @@ def a_batch_goes_to_the_first_tenant(bug: Bug) -> None:
 
 @mutant("CLAIM-2", "ENQ-4", stores=POSTGRES)
 def later_jobs_get_smaller_numbers(bug: Bug) -> None:
-    """Of two jobs that came in the same moment, the second stands before the first."""
+    """Of two jobs enqueued at the same instant, the second is first."""
     bug.function("enqueue", "array_agg(nextval('{s}.seqs'))", "array_agg(1000000000 - nextval('{s}.seqs'))")
 
 
 @mutant("CLAIM-2", stores=POSTGRES)
-def a_new_priority_is_not_noted(bug: Bug) -> None:
-    """Jobs of a priority that their lane never had before are not found."""
+def a_new_priority_is_not_recorded(bug: Bug) -> None:
+    """Jobs of a priority that is new in their lane are not found."""
     bug.statement("add_lane", "lanes.ranks | excluded.ranks", "lanes.ranks")
 
 
 @mutant("ENQ-6", "CLAIM-2", stores=POSTGRES)
 def headers_are_dropped(bug: Bug) -> None:
-    """What the producer wrote in the headers does not come back."""
+    """The producer's headers are not stored."""
 
     def pack_head(original: Planted, envelope: Any) -> bytes:
         return original(replace(envelope, headers=None))
@@ -154,7 +154,7 @@ def headers_are_dropped(bug: Bug) -> None:
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="a_key_is_scoped_by_tenant_queue_and_job_type")
 def keys_of_all_types_are_one_in_postgres(bug: Bug) -> None:
-    """Jobs of two types that use the same key are taken for one."""
+    """Jobs of two types with the same key are taken for one job."""
 
     def scope_of(original: Planted, *args: Any) -> Any:
         lane, _, key = original(*args)
@@ -177,19 +177,19 @@ def starting_frees_every_key(bug: Bug) -> None:
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="a_key_until_started_is_free_once_the_job_runs")
 def starting_frees_a_key_of_another_job(bug: Bug) -> None:
-    """A job that starts frees the key that it named, although another job holds it by now."""
+    """A job that starts releases its key, although another job holds it by now."""
     bug.function("claim", "AND k.job_id = j.id", "")
 
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="jobs_that_complete_together_free_their_own_keys_alone")
 def completing_frees_a_key_of_another_job(bug: Bug) -> None:
-    """A job that completes frees the key that it named, although another job holds it by now."""
+    """A job that completes releases its key, although another job holds it by now."""
     bug.function("complete", "AND k.job_id = d.id", "")
 
 
 @mutant("ENQ-3", "KEEP-1", stores=POSTGRES, seen_by="jobs_that_complete_together_free_their_own_keys_alone")
 def completing_frees_lasting_keys(bug: Bug) -> None:
-    """Keys that are held for a time or for ever go with the job."""
+    """Keys that are held for a time or forever end with the job."""
     bug.function("complete", "k.policy IN ('until_terminal', 'until_started')", "true")
 
 
@@ -200,32 +200,32 @@ def any_end_frees_a_key_of_another_job(bug: Bug) -> None:
 
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="a_key_for_a_time_is_free_afterwards_although_the_job_waits")
-def a_key_stays_with_who_had_it_first(bug: Bug) -> None:
-    """A fresh job does not take the key over from the one that had it before."""
+def a_key_stays_with_its_first_holder(bug: Bug) -> None:
+    """A new job does not take the key of the job that it replaces."""
     bug.statement("bind_keys", "job_id = excluded.job_id", "job_id = keys.job_id")
 
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="of_concurrent_enqueues_with_one_key_exactly_one_is_queued")
 def keys_are_bound_without_a_lock(bug: Bug) -> None:
-    """Of two enqueues with one key at the same moment both are queued."""
+    """Two concurrent enqueues with one key are both queued."""
     bug.statement("try_lock_keys", "SELECT {s}.try_lock_keys($1::text[])", "SELECT $1::text[] IS NOT NULL")
 
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="of_concurrent_replays_with_one_key_exactly_one_goes_through")
 def keys_are_waited_for_without_a_lock(bug: Bug) -> None:
-    """Of two replays with one key at the same moment both go through."""
+    """Two concurrent replays with one key both succeed."""
     bug.statement("lock_keys", "pg_advisory_xact_lock(hashtextextended(k, 3))", "k")
 
 
 @mutant("ENQ-3", "KEEP-1", stores=POSTGRES, seen_by="a_key_for_ever_outlives_the_job")
 def prune_frees_keys_for_ever_in_postgres(bug: Bug) -> None:
-    """Keys that are held for ever go with the first prune."""
+    """The first prune removes keys that are held forever."""
     bug.statement("drop_expired_keys", "expires_at IS NOT NULL AND expires_at <=", "coalesce(expires_at, 0) <=")
 
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="a_replay_is_refused_while_another_job_holds_its_key")
 def a_replay_does_not_look_at_its_key(bug: Bug) -> None:
-    """A dead letter starts again while another job holds its key."""
+    """A dead letter can be replayed while another job holds its key."""
 
     def replay(original: Planted, unit: Any, keys: Any, quotas: Any, _: Any) -> Any:
         return original(unit, keys, quotas, {})
@@ -247,7 +247,7 @@ def a_replay_does_not_take_its_key(bug: Bug) -> None:
 
 @mutant("ENQ-3", "ENQ-1", stores=POSTGRES, seen_by="a_replay_takes_its_key_again")
 def a_move_loses_the_key_in_postgres(bug: Bug) -> None:
-    """A job that was claimed and comes back has forgotten how long it holds its key."""
+    """A claimed job that waits again has lost the policy of its key."""
 
     def pack_extra(original: Planted, job: Job) -> Any:
         key = job.envelope.idempotency
@@ -265,7 +265,7 @@ def a_move_loses_the_key_in_postgres(bug: Bug) -> None:
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="over_the_quota_an_enqueue_is_refused_and_nothing_is_half_done")
 def fresh_batches_get_around_the_quota(bug: Bug) -> None:
-    """Jobs with new ids are taken in whatever the quota says."""
+    """Jobs with new ids are accepted over the quota."""
     bug.function("enqueue", "AND max_waiting IS NOT NULL", "AND false")
 
 
@@ -311,13 +311,13 @@ def a_batch_is_not_counted_as_it_goes(bug: Bug) -> None:
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="concurrent_enqueues_do_not_get_around_a_quota")
 def quotas_are_counted_without_a_lock(bug: Bug) -> None:
-    """Enqueues at the same moment all find the same room."""
+    """Concurrent enqueues all find the same room."""
     bug.statement("lock_tenant", "pg_advisory_xact_lock(", "abs(")
 
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="a_replay_is_refused_by_a_quota")
 def a_replay_gets_around_the_quota_in_postgres(bug: Bug) -> None:
-    """A full queue takes replayed jobs."""
+    """A full queue accepts replayed jobs."""
 
     def replay(original: Planted, unit: Any, keys: Any, _: Any, bindings: Any) -> Any:
         return original(unit, keys, bug.postgres("quotas").Quotas({}, {}), bindings)
@@ -327,13 +327,13 @@ def a_replay_gets_around_the_quota_in_postgres(bug: Bug) -> None:
 
 @mutant("TENANT-5", "TENANT-4", stores=POSTGRES, seen_by="settings_that_are_not_named_stay_as_they_are")
 def a_new_quota_drops_the_weight_in_postgres(bug: Bug) -> None:
-    """Setting one thing forgets the other."""
+    """Setting one of the two drops the other."""
     bug.statement("set_settings", "coalesce(excluded.weight, settings.weight)", "excluded.weight")
 
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="a_quota_can_be_raised_lowered_and_read")
 def a_new_weight_drops_the_quota_in_postgres(bug: Bug) -> None:
-    """Setting one thing forgets the other."""
+    """Setting one of the two drops the other."""
     bug.statement("set_settings", "coalesce(excluded.max_waiting, settings.max_waiting)", "excluded.max_waiting")
 
 
@@ -372,7 +372,7 @@ def another_outcome_stays_outside_of_the_transaction(bug: Bug) -> None:
 
 @mutant("ENQ-7", stores=POSTGRES)
 def a_lane_is_made_in_the_callers_transaction(bug: Bug) -> None:
-    """What strangers enqueued meanwhile is not found any more when that is rolled back."""
+    """Jobs enqueued by others meanwhile are lost with the rollback."""
     joined: list[Any] = []
 
     async def enqueue(original: Planted, store: Any, items: Any, session: Any, *rest: Any) -> Any:
@@ -403,8 +403,8 @@ class _Within:
 
 
 @mutant("ENQ-7", "CLAIM-3", stores=POSTGRES, seen_by="a_worker_hears_of_a_job_when_its_transaction_is_committed")
-def nobody_is_told_of_a_commit(bug: Bug) -> None:
-    """A job of a caller's transaction is there, and no worker hears of it."""
+def a_commit_sends_no_hint(bug: Bug) -> None:
+    """A commit of the caller's transaction sends no hint."""
 
     async def publish(original: Planted, store: Any, effects: Any, joined: Any, *rest: Any) -> None:
         if joined is None:

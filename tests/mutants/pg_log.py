@@ -12,55 +12,55 @@ from tests.mutants.planting import POSTGRES, Bug, Planted, mutant
 
 @mutant("EVENT-1", stores=POSTGRES)
 def a_fresh_batch_makes_no_events(bug: Bug) -> None:
-    """Jobs are taken in, and the log says nothing."""
+    """An enqueue makes no events."""
     bug.function("enqueue", "{s}.log(v_xid, v_now, v_count,", "{s}.log(v_xid, v_now, 0,")
 
 
 @mutant("EVENT-1", stores=POSTGRES)
 def a_claim_makes_no_events(bug: Bug) -> None:
-    """Jobs are leased, and the log says nothing."""
+    """A claim makes no events."""
     bug.function("claim", "{s}.log(v_xid, v_now, v_count,", "{s}.log(v_xid, v_now, 0,")
 
 
 @mutant("EVENT-1", stores=POSTGRES, seen_by="a_batch_makes_one_event_for_each_item")
 def a_batch_of_completions_makes_one_event(bug: Bug) -> None:
-    """Of several jobs that complete in one call, the log tells of the first."""
+    """Of several jobs that complete in one call, only the first makes an event."""
     bug.function("complete", "{s}.log(v_xid, v_now, v_count,", "{s}.log(v_xid, v_now, 1,")
 
 
 @mutant("EVENT-1", stores=POSTGRES)
 def a_completion_is_logged_as_a_failure(bug: Bug) -> None:
-    """The log says that a job failed, and it completed."""
+    """A completion is logged as a failure."""
     bug.function("complete", "'{{event:completed}}'", "'{{event:failed}}'")
 
 
 @mutant("EVENT-1", stores=POSTGRES)
 def a_claim_is_logged_with_the_attempt_before(bug: Bug) -> None:
-    """The event of a lease does not count the attempt that it is."""
+    """The event of a lease has the attempt number from before it."""
     bug.function("claim", "array_agg(f.attempts + 1)", "array_agg(f.attempts)")
 
 
 @mutant("EVENT-3", "EVENT-1", stores=POSTGRES, seen_by="a_batch_over_several_tenants_shows_each_its_own")
 def a_turn_is_logged_with_the_attempt_before(bug: Bug) -> None:
-    """The event of a lease that was given in turns does not count the attempt that it is."""
+    """The event of a lease by turns has the attempt number from before it."""
     bug.function("claim", "array_agg(p.attempts + 1)", "array_agg(p.attempts)")
 
 
 @mutant("EVENT-1", stores=POSTGRES)
 def a_claim_is_logged_without_its_worker(bug: Bug) -> None:
-    """The log does not say who leased a job."""
+    """The event of a claim has no worker."""
     bug.function("claim", "ARRAY[p_worker]", "ARRAY['']")
 
 
 @mutant("EVENT-1", stores=POSTGRES)
 def a_claim_is_logged_with_another_deadline(bug: Bug) -> None:
-    """The log says that a lease ends when it begins."""
+    """The event of a claim has its time as the deadline."""
     bug.function("claim", "ARRAY[v_now + p_lease]", "ARRAY[v_now]")
 
 
 @mutant("EVENT-1", "RESULT-1", stores=POSTGRES, seen_by="a_completion_of_one_does_what_it_does_among_others")
 def a_completion_is_logged_without_its_attempt(bug: Bug) -> None:
-    """The log does not say which attempt completed a job."""
+    """The event of a completion has no attempt number."""
     bug.function("complete", "v_types, v_attempts, p_tokens", "v_types, '{0}', p_tokens")
 
 
@@ -72,13 +72,13 @@ def events_of_a_batch_get_each_others_types(bug: Bug) -> None:
 
 @mutant("EVENT-1", "TIME-1", stores=POSTGRES)
 def events_have_no_time(bug: Bug) -> None:
-    """Every event is told to have been long ago."""
+    """Every event has a time long ago."""
     bug.function("log", "p_xid, v_n, p_at,", "p_xid, v_n, 0,")
 
 
 @mutant("EVENT-1", stores=POSTGRES)
 def events_lose_their_data(bug: Bug) -> None:
-    """An event of a retry or a failure does not say why, nor when the job comes again."""
+    """An event of a retry or a failure has neither the error nor the time of the next attempt."""
 
     def pack(original: Planted, events: Any) -> Any:
         *columns, more, numbers = original(events)
@@ -88,8 +88,8 @@ def events_lose_their_data(bug: Bug) -> None:
 
 
 @mutant("EVENT-3", "EVENT-1", stores=POSTGRES, seen_by="a_batch_over_several_tenants_shows_each_its_own")
-def a_batch_is_told_as_the_first_tenants(bug: Bug) -> None:
-    """Events of one call all stand in the stream of the tenant that it named first."""
+def a_batch_is_logged_as_the_first_tenants(bug: Bug) -> None:
+    """All events of one call are in the stream of its first tenant."""
 
     def at(_: Planted, column: list[Any], __: int) -> Any:
         return column[0]
@@ -99,7 +99,7 @@ def a_batch_is_told_as_the_first_tenants(bug: Bug) -> None:
 
 @mutant("EVENT-1", stores=POSTGRES, seen_by="nothing_that_changed_nothing_makes_an_event")
 def extensions_are_always_logged(bug: Bug) -> None:
-    """Renewals fill the log, although nobody asked for that."""
+    """Extensions make events without the option."""
 
     def extend(original: Planted, unit: Any, items: Any, **_: Any) -> Any:
         return original(unit, items, all_events=True)
@@ -113,7 +113,7 @@ def extensions_are_always_logged(bug: Bug) -> None:
 
 @mutant("EVENT-1", stores=POSTGRES, seen_by="extended_and_progressed_are_recorded_only_when_asked_for")
 def progress_is_never_logged(bug: Bug) -> None:
-    """Progress is not in the log, although it was asked for."""
+    """Progress makes no events in spite of the option."""
 
     def report(original: Planted, unit: Any, items: Any, **_: Any) -> Any:
         return original(unit, items, all_events=False)
@@ -126,13 +126,13 @@ def progress_is_never_logged(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=POSTGRES)
 def a_page_ends_a_row_of_the_log(bug: Bug) -> None:
-    """Who resumes in the middle of what one call wrote misses the rest of it."""
+    """A reader that resumes inside the events of one call misses the rest of them."""
     bug.statement("events", "(epoch, xid, n) >= ($1, $2, $3)", "(epoch, xid, n) > ($1, $2, $3)")
 
 
 @mutant("EVENT-2", stores=POSTGRES)
 def a_page_begins_a_row_of_the_log_anew(bug: Bug) -> None:
-    """Who resumes in the middle of what one call wrote sees its beginning again."""
+    """A reader that resumes inside the events of one call sees the first of them again."""
 
     def unpack(original: Planted, row: Any, _: int, names: Any) -> Any:
         return original(row, 0, names)
@@ -142,32 +142,32 @@ def a_page_begins_a_row_of_the_log_anew(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=POSTGRES)
 def the_log_is_read_newest_first(bug: Bug) -> None:
-    """What happened last is told first."""
+    """The newest events are returned first."""
     bug.statement("events", "ORDER BY epoch, xid, n", "ORDER BY epoch, xid, n DESC")
     bug.statement("events", "ORDER BY epoch, xid", "ORDER BY epoch, xid DESC")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="a_transaction_that_commits_late_is_not_passed_over")
 def readers_go_past_open_transactions(bug: Bug) -> None:
-    """What a transaction writes that was open when the log was read is never seen by that reader."""
+    """A reader never sees events of a transaction that was open when it read."""
     bug.function("horizon", "pg_snapshot_xmin(", "pg_snapshot_xmax(")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="a_transaction_that_commits_late_is_not_passed_over")
 def every_transaction_is_taken_for_one_of_another_database(bug: Bug) -> None:
-    """Readers of the log go past a transaction of this very database that is still open."""
+    """Readers pass an open transaction of the same database."""
     bug.function("horizon", "WHERE datid <> (", "WHERE datid IS NOT NULL OR datid <> (")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_an_old_transaction_are_in_the_order_of_the_job")
 def a_completion_is_filed_under_its_own_transaction(bug: Bug) -> None:
-    """A completion in a transaction that began early stands in the log before the lease."""
+    """A completion in a transaction that began early is logged before the lease."""
     bug.function("complete", "v_last > v_xid", "false")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_an_old_transaction_are_in_the_order_of_the_job")
 def a_change_is_filed_under_its_own_transaction(bug: Bug) -> None:
-    """A failure in a transaction that began early stands in the log before the lease."""
+    """A failure in a transaction that began early is logged before the lease."""
     bug.computed(bug.postgres("unit_of_work").UnitOfWork, "filed_under", lambda unit: unit.xid)
 
 
@@ -186,13 +186,13 @@ def a_stream_is_that_of_all_tenants(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_reports_the_gap_that_it_leaves")
 def the_mark_of_what_is_past_is_too_early(bug: Bug) -> None:
-    """The last event that is gone is said to be there yet."""
+    """The last trimmed event counts as kept."""
     bug.function("record_removed", "first + gone FROM", "first + gone - 1 FROM")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_reports_the_gap_that_it_leaves")
-def a_gap_is_not_told_in_postgres(bug: Bug) -> None:
-    """Who comes from before what is kept reads on as if nothing were missing."""
+def a_gap_is_not_reported_in_postgres(bug: Bug) -> None:
+    """A reader before the kept events gets no gap."""
 
     async def events(original: Planted, client: Any, cache: Any, tenant: str | None, _: str | None, limit: int) -> Any:
         try:
@@ -205,27 +205,27 @@ def a_gap_is_not_told_in_postgres(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_waits_for_the_slowest_reader")
 def trimming_waits_for_the_fastest_reader_in_postgres(bug: Bug) -> None:
-    """What a slow reader has not seen is trimmed."""
+    """Events are trimmed that a slow reader has not read."""
     bug.statement("slowest_readers", "DISTINCT ON (tenant) tenant,", "'' AS tenant,")
     bug.statement("slowest_readers", "ORDER BY tenant, epoch, xid, n, k", "ORDER BY epoch, xid, n, k")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_waits_for_the_slowest_reader")
-def trimming_waits_for_nobody(bug: Bug) -> None:
-    """What readers have not seen is trimmed."""
+def trimming_waits_for_no_reader(bug: Bug) -> None:
+    """Events are trimmed that no reader has read."""
     bug.statement("slowest_readers", "WHERE tenant = ANY ($1::text[])", "WHERE false AND tenant = ANY ($1::text[])")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_goes_on_past_a_reader_that_fell_too_far_behind")
 def trimming_waits_for_ever_in_postgres(bug: Bug) -> None:
-    """A reader that never comes back keeps the log from being trimmed."""
+    """An abandoned reader keeps the log from being trimmed."""
     upkeep = bug.postgres("upkeep")
     bug.constant(upkeep, "EVENTS_BOUND_MS", 10**15, used_by=(upkeep, "trim"))
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_by_time_takes_nothing_young_where_the_clock_was_set_back")
 def one_old_row_takes_all_before_it(bug: Bug) -> None:
-    """The log is taken to be in order of time, also where the clock was set back."""
+    """The log is assumed to be in order of time, even if the clock was set back."""
     bug.function("trim_step", "bool_and(excess = count OR at <= p_old) OVER", "bool_or(at <= p_old) OVER")
     bug.function("trim_step", "(PARTITION BY tenant ORDER BY epoch, xid, n, first)", "(PARTITION BY tenant)")
     bug.function("trim_step", "p_tenants = '{}' AND p_old", "false AND p_old")
@@ -233,7 +233,7 @@ def one_old_row_takes_all_before_it(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="readers_register_by_name_and_never_move_back")
 def a_reader_moves_backwards_in_postgres(bug: Bug) -> None:
-    """A reader that is set to an earlier offset holds up trimming again."""
+    """A reader can be moved back to an earlier offset, and holds up trimming again."""
     bug.statement("set_reader", "(readers.epoch, readers.xid, readers.n, readers.k) <", "(0, 0, 0, 0) <")
 
 
@@ -244,14 +244,14 @@ def a_dropped_reader_stays(bug: Bug) -> None:
 
 
 @mutant("EVENT-2", "EVENT-3", stores=POSTGRES, seen_by="readers_register_by_name_and_never_move_back")
-def readers_of_all_tenants_are_told(bug: Bug) -> None:
-    """A tenant sees the readers of others."""
+def readers_of_all_tenants_are_listed(bug: Bug) -> None:
+    """A tenant sees other tenants' readers."""
     bug.statement("readers", "WHERE tenant = $1", "WHERE $1::text IS NOT NULL")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_reports_the_gap_that_it_leaves")
 def more_is_trimmed_than_may_go(bug: Bug) -> None:
-    """Fewer events are kept than was asked for."""
+    """Fewer events are kept than configured."""
 
     async def trim(original: Planted, client: Any, cache: Any, _: int) -> int:
         return await original(client, cache, 0)
@@ -261,7 +261,7 @@ def more_is_trimmed_than_may_go(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
 def what_is_cut_beside_a_flood_is_not_kept(bug: Bug) -> None:
-    """Events of tenants below the level go with those of the tenant that is above it."""
+    """Events of tenants below the level are trimmed with those of the tenant above it."""
     bug.function("trim_step", "FROM unnest(v_runs) WHERE gone < count) u", "FROM unnest(v_runs) WHERE false) u")
 
 
@@ -273,13 +273,13 @@ def what_is_kept_of_a_row_begins_it_anew(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
 def a_row_that_was_shortened_keeps_all_its_ids(bug: Bug) -> None:
-    """Where some events of a kept row go, those that are left get the ids of those that went."""
+    """When a row is shortened, the kept events get the ids of the trimmed ones."""
     bug.function("remove_kept", "ids = ids[u.gone + 1 : u.count]", "ids = ids[1 : u.count - u.gone]")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
 def every_tenant_is_judged_by_the_last_cut(bug: Bug) -> None:
-    """A tenant that lost nothing is told of the gap of another."""
+    """A tenant that lost nothing gets another tenant's gap."""
     bug.statement(
         "cut_of", "WHERE tenant = $1", "WHERE tenant >= '' OR tenant = $1 ORDER BY epoch DESC, xid DESC, n DESC"
     )
@@ -287,7 +287,7 @@ def every_tenant_is_judged_by_the_last_cut(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
 def readers_of_all_tenants_get_no_gaps(bug: Bug) -> None:
-    """What is gone of one tenant is missing in silence."""
+    """A reader of all tenants gets no gap for one tenant's events."""
     bug.statement("cuts", "WHERE (epoch", "WHERE false AND (epoch")
 
 
@@ -303,7 +303,7 @@ def any_tenants_reader_holds_the_log(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="age_takes_the_events_of_every_tenant")
 def what_is_kept_never_grows_old(bug: Bug) -> None:
-    """Events that were kept beside a flood stay for ever."""
+    """Events that were kept beside a flood are never trimmed."""
     bug.function("trim_step", "v_runs IS NULL AND p_old >=", "v_runs IS NULL AND 0 >=")
 
 
@@ -318,19 +318,19 @@ def a_batch_counts_as_one_job(bug: Bug) -> None:
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_what_a_tenant_keeps")
 def results_are_not_counted(bug: Bug) -> None:
-    """The result of a job costs its tenant nothing."""
+    """The result of a job is not counted."""
     bug.function("complete_one", "coalesce(octet_length(p_result), 0)", "0")
 
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_what_a_tenant_keeps")
 def forgotten_jobs_are_still_counted(bug: Bug) -> None:
-    """What retention has taken away counts for ever."""
+    """Removed jobs are still counted."""
     bug.statement("change_usage", "VALUES ($1::int[])", "SELECT $1::int[] WHERE false")
 
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="keys_that_outlive_their_job_are_counted")
 def a_key_that_is_taken_again_is_not_counted(bug: Bug) -> None:
-    """A key whose time was over counts as one that is there."""
+    """A key that is taken again after its time is not counted again."""
     bug.around(bug.postgres("unit_of_work").UnitOfWork, "_count_keys", lambda *_: None)
 
 
@@ -355,13 +355,13 @@ def a_change_of_state_is_not_counted(bug: Bug) -> None:
 
 @mutant("STATE-1", stores=POSTGRES)
 def uncounted_changes_are_missed(bug: Bug) -> None:
-    """Counts are as old as the last run of upkeep."""
+    """Counts are as old as the last round of maintenance."""
     bug.function("count_jobs", "FROM {s}.uncounted() x", "FROM {s}.uncounted() x WHERE false")
 
 
 @mutant("CLAIM-3", "STATE-1", stores=POSTGRES)
-def a_handed_over_job_counts_as_ready(bug: Bug) -> None:
-    """A job that goes to a waiting worker at once is counted among the waiting ones."""
+def a_job_handed_off_counts_as_ready(bug: Bug) -> None:
+    """A job that was handed off is counted as waiting."""
     bug.function("enqueue_one", "0, 0, 0, 0, 1, 0, 0, 0]", "0, 0, 1, 0, 0, 0, 0, 0]")
 
 

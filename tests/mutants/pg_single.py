@@ -9,13 +9,13 @@ from tests.mutants.planting import POSTGRES, Bug, mutant
 
 @mutant("ENQ-2", stores=POSTGRES)
 def two_jobs_of_one_id_one_by_one(bug: Bug) -> None:
-    """An enqueue of one does not look whether its id was new."""
+    """A single enqueue does not check whether its id is new."""
     bug.function("enqueue_one", "IF NOT FOUND THEN", "IF false THEN")
 
 
 @mutant("TENANT-5", stores=POSTGRES)
 def an_enqueue_of_one_ignores_the_quota(bug: Bug) -> None:
-    """An enqueue of one is taken in over the quota."""
+    """A single enqueue is accepted over the quota."""
     bug.function("enqueue_one", "AND max_waiting IS NOT NULL", "AND false")
 
 
@@ -27,19 +27,19 @@ def the_request_id_of_one_is_not_kept(bug: Bug) -> None:
 
 @mutant("ENQ-5", stores=POSTGRES)
 def the_delay_of_one_is_not_heeded(bug: Bug) -> None:
-    """A delayed job that came alone is visible at once."""
+    """A delayed single job is visible at once."""
     bug.function("enqueue_one", "now + p_delay", "now")
 
 
 @mutant("ENQ-5", stores=POSTGRES)
 def the_instant_of_one_is_not_heeded(bug: Bug) -> None:
-    """A job that is to run at an instant runs now if it came alone."""
+    """A single job with `run_at` runs now."""
     bug.function("enqueue_one", "coalesce(p_run_at,", "coalesce(NULL::bigint,")
 
 
 @mutant("ENQ-5", "CLAIM-2", stores=POSTGRES)
 def one_with_an_instant_in_the_past_overtakes(bug: Bug) -> None:
-    """Who came alone and names an instant in the past stands before those who wait."""
+    """A single job with an instant in the past is ahead of those that wait."""
     bug.function("enqueue_one", "greatest(now, coalesce(p_run_at", "greatest(0, coalesce(p_run_at")
 
 
@@ -53,7 +53,7 @@ def a_delayed_job_that_came_alone_is_written_as_ready(bug: Bug) -> None:
 
 @mutant("EVENT-1", stores=POSTGRES)
 def an_enqueue_of_one_is_not_logged(bug: Bug) -> None:
-    """A job that came alone has no beginning in the log."""
+    """A single enqueue makes no event."""
     bug.function("enqueue_one", "{s}.log(v_xid, now, 1,", "{s}.log(v_xid, now, 0,")
 
 
@@ -62,19 +62,19 @@ def an_enqueue_of_one_is_not_logged(bug: Bug) -> None:
 
 @mutant("LEASE-1", "TENANT-2", stores=POSTGRES, seen_by="a_token_that_is_not_the_last_one_granted_is_lost")
 def a_completion_of_one_needs_no_token(bug: Bug) -> None:
-    """Whoever knows the address of a running job can complete it."""
+    """A completion needs only the address of a running job."""
     bug.function("complete_one", "AND j.token = p_token", "")
 
 
 @mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
 def a_completion_of_one_has_no_deadline(bug: Bug) -> None:
-    """A completion past the deadline goes through as long as nobody has reaped the lease."""
+    """A completion past the deadline is accepted until the lease is reaped."""
     bug.function("complete_one", "v_job.deadline <= now", "false")
 
 
 @mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
 def a_completion_of_one_may_be_a_moment_late(bug: Bug) -> None:
-    """At the very deadline a completion is still accepted."""
+    """A completion is accepted at the exact deadline."""
     bug.function("complete_one", "v_job.deadline <= now", "v_job.deadline < now")
 
 
@@ -86,25 +86,25 @@ def the_result_of_one_is_kept_for_an_hour(bug: Bug) -> None:
 
 @mutant("RESULT-1", stores=POSTGRES)
 def the_result_of_one_is_lost(bug: Bug) -> None:
-    """A job that completes alone has no result."""
+    """A single completion stores no result."""
     bug.function("complete_one", "v_job.extra, p_result)", "v_job.extra, NULL)")
 
 
 @mutant("ENQ-3", stores=POSTGRES)
 def the_end_of_one_leaves_its_key(bug: Bug) -> None:
-    """A key that is held until the end is held after it if the job completed alone."""
+    """A single completion does not release a key that is held until the end."""
     bug.function("complete_one", "v_job.key IS NOT NULL", "false")
 
 
 @mutant("EVENT-1", stores=POSTGRES)
 def the_completion_of_one_is_logged_as_another_end(bug: Bug) -> None:
-    """A completion shows in the log as a failure."""
+    """A completion is logged as a failure."""
     bug.function("complete_one", "'{{event:completed}}'", "'{{event:failed}}'")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_an_old_transaction_are_in_the_order_of_the_job")
 def the_completion_of_one_is_filed_under_its_own_transaction(bug: Bug) -> None:
-    """A completion in a transaction that began early stands in the log before the lease."""
+    """A completion in a transaction that began early is logged before the lease."""
     bug.function("complete_one", "greatest(v_job.logged, {s}.xid())", "{s}.xid()")
 
 
@@ -114,18 +114,18 @@ _IN_FULL = "a_record_in_a_hint_is_the_record_that_is_kept"
 
 
 @mutant("RESULT-2", stores=POSTGRES, seen_by=_IN_FULL)
-def whoever_waits_is_told_of_no_result(bug: Bug) -> None:
-    """A completion is told with its record, and without the result."""
+def waiters_get_no_result(bug: Bug) -> None:
+    """The hint of a completion has the record without the result."""
     bug.function("complete_one", "encode(p_result, 'base64'))::text", "NULL)::text")
 
 
 @mutant("RESULT-2", "RESULT-1", stores=POSTGRES, seen_by=_IN_FULL)
-def whoever_waits_is_told_of_what_is_gone(bug: Bug) -> None:
-    """A job that is forgotten as it ends is told of as if it were kept."""
+def waiters_get_a_record_that_is_gone(bug: Bug) -> None:
+    """The hint of a completion has the record of a job that is not kept."""
     bug.function("complete_one", "p_notify AND v_job.result_ttl > 0", "p_notify")
 
 
 @mutant("RESULT-2", stores=POSTGRES, seen_by=_IN_FULL)
-def whoever_waits_is_told_another_time(bug: Bug) -> None:
-    """A completion is told with the time of the lease."""
+def waiters_get_another_time(bug: Bug) -> None:
+    """The record in the hint has the time of the lease as its end."""
     bug.function("complete_one", "v_job.claimed_at, now, v_job.attempts", "now, v_job.deadline, v_job.attempts")

@@ -49,11 +49,11 @@ _MOST_RUNS = 200_000
 
 
 class CodeMoved(LookupError):
-    """The text that a bug changes is not there any more: the bug must follow the code."""
+    """The text that a bug changes does not exist any more: the bug must follow the code."""
 
 
 class Bug:
-    """One planted bug, as long as it is in place."""
+    """One bug while it is planted."""
 
     def __init__(self, store: str, stack: ExitStack) -> None:
         self.store = store
@@ -66,7 +66,7 @@ class Bug:
         self._database: _Database | None = None
 
     def ran(self) -> None:
-        """Note that the planted code ran."""
+        """Record that the planted code ran."""
         self.runs += 1
         if self.runs > _MOST_RUNS:
             msg = f"the planted code ran {_MOST_RUNS} times in one check"
@@ -75,7 +75,7 @@ class Bug:
     # Python -----------------------------------------------------------------------------------------------------
 
     def around(self, owner: object, name: str, planted: Planted) -> None:
-        """Replace a method of a class, or a function of a module wherever it was imported by name."""
+        """Replace a method of a class, or a function of a module and all its imports by name."""
         original = getattr(owner, name)
 
         def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -135,7 +135,7 @@ class Bug:
         self.around(self.face, method, planted)
 
     def log(self, planted: Callable[[Event], list[Event]]) -> None:
-        """Have other events logged than the one that is due."""
+        """Replace the events that are logged."""
 
         def append(original: Planted, store: Any, event: Event, *rest: Any) -> None:
             for logged in planted(event):
@@ -147,7 +147,7 @@ class Bug:
     # SQL --------------------------------------------------------------------------------------------------------
 
     def sql(self, name: str, old: str, new: str) -> None:
-        """Have one statement of the file store say `new` where it says `old`."""
+        """Replace `old` by `new` in one statement of the file store."""
         if self._statements is None:
             statements: dict[str, str] = self.file("sql").SQL
             self._statements = _Statements(statements, self.ran)
@@ -155,22 +155,22 @@ class Bug:
         self._statements.edit(name, old, new)
 
     def query(self, name: str, old: str, new: str, used_by: tuple[object, str]) -> None:
-        """The same for a statement that is put together when the module is loaded."""
+        """`sql` for a statement that is composed when its module is imported."""
         sql = self.file("sql")
         self.constant(sql, name, _edited(name, getattr(sql, name), old, new), used_by)
 
     # The PostgreSQL store. What stands in `old` may be laid out in other lines there; `{s}` is the schema. ---------
 
     def statement(self, name: str, old: str, new: str) -> None:
-        """Have a named statement say `new` where it says `old`."""
+        """Replace `old` by `new` in a named statement."""
         self._of_postgres.edit_statement(name, old, new)
 
     def function(self, name: str, old: str, new: str) -> None:
-        """Have a function of the migrations say `new` where it says `old`."""
+        """Replace `old` by `new` in a function of the migrations."""
         self._of_postgres.edit_function(name, old, new)
 
     def table(self, old: str, new: str) -> None:
-        """Have whatever step of the migrations says `old` say `new`."""
+        """Replace `old` by `new` in the step of the migrations that has it."""
         self._of_postgres.edit_steps(old, new)
 
     @property
@@ -197,7 +197,7 @@ class Bug:
     # Lua --------------------------------------------------------------------------------------------------------
 
     def lua(self, part: str, old: str, new: str) -> None:
-        """Have a Lua file of the Redis store say `new` where it says `old`, in every script that it is a part of."""
+        """Replace `old` by `new` in a Lua file of the Redis store, in every script that includes it."""
         if self._scripts is None:
             module = self.redis("scripts")
             self._scripts = _Scripts(module, self.ran)
@@ -332,7 +332,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _relaid(name: str, text: str, old: str, new: str) -> str:
-    """The text with `new` where it says `old`, in whatever lines."""
+    """The text with `old` replaced by `new`, across line breaks."""
     changed, count = _pattern(old).subn(lambda _: new, text)
     return changed if count else _edited(name, "", old, new)
 
@@ -371,7 +371,7 @@ def _as_before(original: Planted, *args: Any, **kwargs: Any) -> Any:
 
 
 def _holders(name: str, value: object) -> list[ModuleType]:
-    """Every module of ours that has this very object under this name."""
+    """Every module of Holdfast that has this object under this name."""
     modules = [module for path, module in sys.modules.copy().items() if path.startswith("holdfast.")]
     return [module for module in modules if vars(module).get(name) is value]
 
@@ -389,7 +389,7 @@ class Mutant(Struct, frozen=True):
 
     @contextmanager
     def planted(self, store: str) -> Generator[Bug]:
-        """The bug is there inside this block, and nowhere else."""
+        """Plant the bug inside this block only."""
         with ExitStack() as stack:
             bug = Bug(store, stack)
             for loaded in self.stores:
@@ -405,7 +405,7 @@ _mutants: dict[str, Mutant] = {}
 def mutant(
     *breaks: str, stores: tuple[str, ...] = IN_PYTHON, seen_by: str = ""
 ) -> Callable[[Callable[[Bug], None]], Callable[[Bug], None]]:
-    """Register a function that plants a bug; its docstring says what is wrong then."""
+    """Register a function that plants a bug. Its docstring says what is wrong then."""
 
     def register(plant: Callable[[Bug], None]) -> Callable[[Bug], None]:
         name = getattr(plant, "__name__", "")
@@ -419,5 +419,5 @@ def mutant(
 
 
 def mutants() -> list[Mutant]:
-    """All that can be planted."""
+    """All registered bugs."""
     return list(_mutants.values())

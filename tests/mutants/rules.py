@@ -17,7 +17,7 @@ from tests.mutants.planting import CORE, FACES, Bug, Planted, mutant
 
 @mutant("LEASE-1", "TENANT-2", stores=CORE)
 def token_not_checked(bug: Bug) -> None:
-    """Whoever knows the address of a running job can acknowledge it."""
+    """An acknowledgement needs only the address of a running job."""
 
     def check_live(original: Planted, job: Job | None, key: JobKey, token: int, now: int) -> Any:
         return original(job, key, job.token if job is not None else token, now)
@@ -27,7 +27,7 @@ def token_not_checked(bug: Bug) -> None:
 
 @mutant("LEASE-1", stores=CORE)
 def expired_lease_accepted(bug: Bug) -> None:
-    """An acknowledgement past the deadline goes through as long as nobody has reaped the lease."""
+    """An acknowledgement past the deadline is accepted until the lease is reaped."""
 
     def check_live(original: Planted, job: Job | None, key: JobKey, token: int, now: int) -> Any:
         late = job is not None and job.state is JobState.LEASED and now >= job.deadline
@@ -38,7 +38,7 @@ def expired_lease_accepted(bug: Bug) -> None:
 
 @mutant("LEASE-1", stores=CORE)
 def lease_lives_a_moment_too_long(bug: Bug) -> None:
-    """At the very deadline an acknowledgement is still accepted."""
+    """An acknowledgement is accepted at the exact deadline."""
 
     def check_live(original: Planted, job: Job | None, key: JobKey, token: int, now: int) -> Any:
         return original(job, key, token, now - 1)
@@ -48,7 +48,7 @@ def lease_lives_a_moment_too_long(bug: Bug) -> None:
 
 @mutant("LEASE-1", stores=CORE, seen_by="a_call_under_a_lease_that_is_over_starts_nothing")
 def late_leader_starts_jobs(bug: Bug) -> None:
-    """An enqueue or a replay that is made under a lease does not look whether the lease is over."""
+    """An enqueue or a replay under a lease does not check whether the lease is over."""
 
     def check_under(*_: Any) -> None:
         return None
@@ -58,7 +58,7 @@ def late_leader_starts_jobs(bug: Bug) -> None:
 
 @mutant("KEEP-1", stores=CORE, seen_by="who_means_an_earlier_life_of_an_id_does_not_touch_the_next")
 def earlier_life_means_any_life(bug: Bug) -> None:
-    """A cancel or a purge that means an earlier life of an id takes the next one."""
+    """A cancel or a purge of an earlier life of an id applies to the next one."""
 
     def is_life(*_: Any) -> bool:
         return True
@@ -68,7 +68,7 @@ def earlier_life_means_any_life(bug: Bug) -> None:
 
 @mutant("LEASE-1", stores=CORE)
 def repeated_ack_makes_a_second_event(bug: Bug) -> None:
-    """An acknowledgement that is sent again is carried out again."""
+    """A repeated acknowledgement is applied again."""
 
     def check(original: Planted, job: Job | None, key: JobKey, token: int, outcome: str, now: int) -> Any:
         answer = original(job, key, token, outcome, now)
@@ -82,7 +82,7 @@ def repeated_ack_makes_a_second_event(bug: Bug) -> None:
 
 @mutant("LEASE-1", stores=CORE)
 def repeated_ack_is_refused(bug: Bug) -> None:
-    """Who did not hear the answer and asks again is told that the lease is lost."""
+    """A repeated acknowledgement gets LeaseLost."""
 
     def check(_: Planted, job: Job | None, key: JobKey, token: int, __: str, now: int) -> Any:
         return lease.check_live(job, key, token, now)
@@ -92,7 +92,7 @@ def repeated_ack_is_refused(bug: Bug) -> None:
 
 @mutant("LEASE-2")
 def extend_shortens_the_deadline(bug: Bug) -> None:
-    """Extending by less than is left takes time away."""
+    """Extending by less than what is left shortens the lease."""
 
     def extend(original: Planted, job: Job, lease_ms: int, now: int) -> Event:
         job.deadline = 0
@@ -103,7 +103,7 @@ def extend_shortens_the_deadline(bug: Bug) -> None:
 
 @mutant("LEASE-2", stores=CORE)
 def extend_revives_an_expired_lease(bug: Bug) -> None:
-    """A lease that ran out can be extended until somebody reaps it; other acknowledgements are refused."""
+    """An expired lease can be extended until it is reaped; other acknowledgements are refused."""
     finishing: list[bool] = []
 
     def check(original: Planted, *args: Any) -> Any:
@@ -124,7 +124,7 @@ def extend_revives_an_expired_lease(bug: Bug) -> None:
 
 @mutant("CANCEL-1", "LEASE-1", stores=CORE)
 def cancel_loses_to_ack(bug: Bug) -> None:
-    """A handler that did not hear of the cancel completes its job all the same."""
+    """A handler that missed the cancel can still complete its job."""
 
     def check(original: Planted, job: Job | None, key: JobKey, token: int, outcome: str, now: int) -> Any:
         if job is not None and job.state is JobState.CANCELED and token == job.token and not job.spent:
@@ -137,7 +137,7 @@ def cancel_loses_to_ack(bug: Bug) -> None:
 
 @mutant("CANCEL-2", stores=FACES)
 def only_waiting_is_ignored(bug: Bug) -> None:
-    """A cancel that asked to leave running jobs alone ends them."""
+    """A cancel with `only_waiting` ends running jobs."""
 
     async def cancel(original: Planted, store: Any, items: Any) -> Any:
         return await original(store, [replace(item, only_waiting=False) for item in items])
@@ -173,7 +173,7 @@ def attempt_counted_on_retry(bug: Bug) -> None:
 
 @mutant("RETRY-1", stores=CORE)
 def max_attempts_ignored(bug: Bug) -> None:
-    """A job that always fails is retried for ever."""
+    """A job that always fails is retried forever."""
 
     def retried(original: Planted, job: Job, *args: Any) -> Event:
         envelope, job.envelope = job.envelope, replace(job.envelope, max_attempts=1000)
@@ -199,7 +199,7 @@ def a_job_that_kills_its_worker_never_dies(bug: Bug) -> None:
 
 @mutant("RETRY-2", stores=CORE)
 def expired_lease_gives_the_attempt_back(bug: Bug) -> None:
-    """A lease that ran out counts for nothing."""
+    """An expired lease does not count as an attempt."""
 
     def expire(original: Planted, job: Job, *args: Any) -> Event:
         event = original(job, *args)
@@ -250,7 +250,7 @@ def error_history_unbounded(bug: Bug) -> None:
 
 @mutant("RETRY-4", stores=CORE)
 def permanent_errors_are_retried(bug: Bug) -> None:
-    """A failure for good is taken for a failed attempt."""
+    """A permanent failure is retried."""
 
     def finish(original: Planted, job: Job, item: Any, *args: Any) -> Event:
         return original(job, replace(item, outcome="retry") if item.outcome == "fail" else item, *args)
@@ -260,7 +260,7 @@ def permanent_errors_are_retried(bug: Bug) -> None:
 
 @mutant("RETRY-5", stores=CORE)
 def release_keeps_the_attempt(bug: Bug) -> None:
-    """A job that was given back has an attempt less."""
+    """A released job has lost an attempt."""
 
     def release(original: Planted, job: Job, *args: Any) -> Event:
         event = original(job, *args)
@@ -272,7 +272,7 @@ def release_keeps_the_attempt(bug: Bug) -> None:
 
 @mutant("RETRY-5", stores=CORE, seen_by="a_release_can_give_back_all_earlier_attempts")
 def release_forgives_nothing(bug: Bug) -> None:
-    """A release that is to give back all attempts gives back its own alone."""
+    """A release that should give back all attempts gives back only its own."""
 
     def release(original: Planted, job: Job, item: Finish, now: int) -> Event:
         return original(job, replace(item, forgive=False), now)
@@ -282,7 +282,7 @@ def release_forgives_nothing(bug: Bug) -> None:
 
 @mutant("RETRY-6", stores=CORE)
 def reason_of_a_release_is_always_new(bug: Bug) -> None:
-    """A job that no worker knows never shows for how long that has been so."""
+    """A job that no worker knows does not show since when."""
 
     def release(original: Planted, job: Job, *args: Any) -> Event:
         job.released_for = ""
@@ -293,7 +293,7 @@ def reason_of_a_release_is_always_new(bug: Bug) -> None:
 
 @mutant("RETRY-6", stores=CORE)
 def reason_of_a_release_outlives_a_retry(bug: Bug) -> None:
-    """A job that ran since counts as unknown to all workers."""
+    """A job that has run since then still counts as unknown to all workers."""
 
     def retry_(original: Planted, job: Job, *args: Any) -> Event:
         known = (job.released_for, job.first_released_at)

@@ -13,20 +13,20 @@ FILE = ("file",)
 
 @mutant("LEASE-1", stores=FILE)
 def completion_without_the_token_check(bug: Bug) -> None:
-    """A process that leased a job completes it, although another process has it by now."""
+    """A process completes a job that another process has leased since."""
     bug.sql("save_completed", "AND token = batch.value ->> 1", "")
     bug.sql("save_completed", "AND events = batch.value ->> 7", "")  # A new lease is also a new event.
 
 
 @mutant("LEASE-1", stores=FILE)
 def completion_without_the_deadline_check(bug: Bug) -> None:
-    """A process that leased a job completes it past the deadline."""
+    """A process completes a job past its deadline."""
     bug.sql("save_completed", "AND deadline > ?1", "")
 
 
 @mutant("CANCEL-1", "LEASE-1", stores=FILE)
 def completion_without_the_state_check(bug: Bug) -> None:
-    """A process that leased a job completes it, although it was canceled or reaped by another."""
+    """A process completes a job that another process has canceled or reaped."""
     bug.sql("save_completed", f"AND state = {LEASED}", "")
     bug.sql("save_completed", "AND deadline > ?1", "")
 
@@ -45,14 +45,14 @@ def token_counter_is_not_saved(bug: Bug) -> None:
 
 @mutant("ENQ-5", "CLAIM-2", stores=FILE)
 def claim_ignores_visible_at(bug: Bug) -> None:
-    """A tenant's claim hands out jobs that are not due."""
+    """A tenant's claim returns jobs that are not due."""
     used_by = (bug.file("claims")._Picker, "_next")
     bug.query("VISIBLE", "AND visible_at <= ?2", "AND ?2 > 0", used_by=used_by)
 
 
 @mutant("ENQ-2", stores=FILE)
 def second_id_replaces_the_first(bug: Bug) -> None:
-    """Of two enqueues of one id both are queued, and the second overwrites the first."""
+    """Two enqueues of one id are both queued; the second overwrites the first."""
     bug.sql("add_job", "INSERT INTO", "INSERT OR REPLACE INTO")
     bug.sql("add_job", "ON CONFLICT (lane, id) DO NOTHING", "")
 
@@ -132,7 +132,7 @@ def what_survives_of_a_chunk_gets_another_offset(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=FILE)
 def survivors_go_with_their_chunk(bug: Bug) -> None:
-    """What other tenants have in a chunk that is cut is not written again."""
+    """Other tenants' events in a trimmed chunk are not written again."""
 
     def write(original: Planted, walk: Any) -> None:
         walk._added.clear()
@@ -143,31 +143,31 @@ def survivors_go_with_their_chunk(bug: Bug) -> None:
 
 @mutant("EVENT-2", "TENANT-5", stores=FILE)
 def trimmed_events_stay_in_the_count(bug: Bug) -> None:
-    """The events of a tenant that were cut are counted on, and the next call cuts as many again."""
+    """A tenant's trimmed events still count, so the next call trims as many again."""
     bug.sql("move_lane", "events = events + ?10", "events = events + max(0, ?10)")
 
 
 @mutant("TENANT-5", stores=FILE)
 def keys_are_not_counted(bug: Bug) -> None:
-    """Idempotency keys that are held for ever cost nothing."""
+    """Idempotency keys that are held forever are not counted."""
     bug.sql("move_lane", "keys = keys + ?8", "keys = keys + 0 * ?8")
 
 
 @mutant("EVENT-2", stores=FILE)
 def reader_moves_backwards(bug: Bug) -> None:
-    """A reader that is set to an earlier offset holds up trimming again."""
+    """A reader can be moved back to an earlier offset, and holds up trimming again."""
     bug.sql("set_reader", "n = max(n, excluded.n)", "n = excluded.n")
 
 
 @mutant("CLAIM-3", "TENANT-4", stores=FILE)
 def sooner_job_hides_behind_a_later_one(bug: Bug) -> None:
-    """A lane keeps the due time that it learned first."""
+    """A lane keeps its first due time."""
     bug.sql("move_lane", "min(ifnull(next_at, ?6), ?6)", "ifnull(next_at, ?6)")
 
 
 @mutant("LEASE-3", stores=FILE)
 def reaper_goes_by_sequence(bug: Bug) -> None:
-    """Leases are ended in the order in which their jobs were enqueued, not in that of their deadlines."""
+    """Leases are ended by enqueue order, not by deadline."""
     bug.sql("expired_leases", "ORDER BY deadline, seq", "ORDER BY seq")
 
 
@@ -179,19 +179,19 @@ def any_job_frees_the_key(bug: Bug) -> None:
 
 @mutant("ENQ-3", stores=FILE)
 def prune_frees_lasting_keys(bug: Bug) -> None:
-    """Keys that are held for ever go with the first prune."""
+    """The first prune removes keys that are held forever."""
     bug.sql("drop_expired_keys", "expires_at IS NOT NULL AND expires_at <= ?", "ifnull(expires_at, 0) <= ?")
 
 
 @mutant("TENANT-5", "TENANT-4", stores=FILE)
 def a_new_quota_drops_the_weight(bug: Bug) -> None:
-    """Setting one thing forgets the other."""
+    """Setting one of the two drops the other."""
     bug.sql("set_settings", "weight = ifnull(excluded.weight, weight)", "weight = excluded.weight")
 
 
 @mutant("ENQ-3", "ENQ-1", stores=FILE)
 def a_move_loses_the_key(bug: Bug) -> None:
-    """A job that was claimed and comes back has forgotten its idempotency key."""
+    """A claimed job that waits again has lost its idempotency key."""
 
     def pack_extra(original: Planted, job: Job) -> Any:
         if not job.attempts:

@@ -32,7 +32,7 @@ _FAST = Path("/dev/shm")
 
 
 class Trial(Struct, frozen=True):
-    """What came of one planted bug in one store."""
+    """The outcome of one planted bug in one store."""
 
     mutant: Mutant
     store: str
@@ -44,12 +44,12 @@ class Trial(Struct, frozen=True):
 
     @property
     def held(self) -> bool:
-        """Whether the suite did its work: the planted code ran and did not break down, and a check failed."""
+        """Whether the suite caught the bug: the planted code ran without breaking down, and a check failed."""
         return self.caught is not None and self.runs > 0 and not self.broken
 
     @property
     def verdict(self) -> str:
-        """The check that noticed, or what is wrong."""
+        """The check that failed, or why the trial proves nothing."""
         if self.broken:
             return f"BADLY PLANTED: {self.broken}"
         if self.runs == 0:
@@ -62,7 +62,7 @@ class Trial(Struct, frozen=True):
 
 @contextmanager
 def scratch() -> Generator[Callable[[str], str]]:
-    """Gives the URL of a store by its name. The data is removed at the end; a server starts when it is first needed."""
+    """A function from a store's name to a URL. The data is removed at the end; a server starts at its first use."""
     with ExitStack() as stack:
         place = tempfile.TemporaryDirectory(prefix="holdfast-mutants-", dir=_FAST if _FAST.is_dir() else None)
         root = stack.enter_context(place)
@@ -80,17 +80,17 @@ def scratch() -> Generator[Callable[[str], str]]:
 
 
 def _postgres() -> PostgresServer:
-    """A server that need not last: every check makes a schema, and that is files."""
+    """A server with its files in memory: every check makes a schema, which is many files."""
     return PostgresServer(durable=False, synchronous_commit=False, autovacuum=False)
 
 
 def baseline(url: str) -> Certificate:
-    """What the suite says of the store as it is."""
+    """The suite's outcome for the store without a bug."""
     return asyncio.run(_certify(url))
 
 
 def trial(mutant: Mutant, store: str, url: str, leave_out: Collection[str] = ()) -> Trial:
-    """Run the checks of the rules that should break, then the others, until one notices."""
+    """Run the checks of the rules that should break, then the others, until one fails."""
     chosen = [check for check in all_checks() if check.name not in leave_out]
     chosen.sort(key=lambda check: _order(mutant, check))
     started = time.perf_counter()
@@ -137,7 +137,7 @@ def _locate(url: str) -> Callable[[str, str], str] | None:
 
 
 def _beside(url: str, place: str) -> str:
-    """A place on the server of `scratch`, which goes as a whole: nobody has to take away what is left there."""
+    """A place on the server of `scratch`, which is removed as a whole."""
     return f"{url}-{place}"
 
 

@@ -31,7 +31,7 @@ def _reorder(bug: Bug, place: Callable[[Job], tuple[int, int, int]]) -> None:
 
 @mutant("CLAIM-2")
 def priority_ignored(bug: Bug) -> None:
-    """Jobs come in the order of time alone."""
+    """Jobs are ordered only by time."""
 
     def new_row(original: Planted, *args: Any) -> Any:
         row = original(*args)
@@ -51,7 +51,7 @@ def fifo_reversed(bug: Bug) -> None:
 
 @mutant("CLAIM-1", "ENQ-5", stores=("memory",))
 def delayed_job_promoted_twice(bug: Bug) -> None:
-    """A job whose time has come is put in line twice."""
+    """A due job is queued twice."""
 
     queues = bug.memory("queues")
 
@@ -67,7 +67,7 @@ def delayed_job_promoted_twice(bug: Bug) -> None:
 
 @mutant("CLAIM-5")
 def paused_queue_hands_out(bug: Bug) -> None:
-    """A pause shows in the stats and stops nothing."""
+    """A pause shows in the stats but stops nothing."""
 
     def first(original: Planted, lane: Any) -> Any:
         paused, lane.paused = lane.paused, False
@@ -75,14 +75,15 @@ def paused_queue_hands_out(bug: Bug) -> None:
         lane.paused = paused
         return job
 
-    bug.at("memory").around(bug.memory("queues").TenantQueue, "first_ready", first)
+    for name in ("has_ready", "take_ready"):
+        bug.at("memory").around(bug.memory("queues").TenantQueue, name, first)
     bug.at("file").sql("lane_paused", "SELECT paused", "SELECT 0")
     bug.at("file").sql("lanes_entering", "AND paused = 0", "")
 
 
 @mutant("CLAIM-3", stores=FACES)
-def next_look_is_never_told(bug: Bug) -> None:
-    """An empty claim does not say when the next job is due."""
+def next_look_is_never_returned(bug: Bug) -> None:
+    """An empty claim does not return when the next job is due."""
 
     async def claim(original: Planted, store: Any, request: ClaimRequest) -> Claimed:
         return replace(await original(store, request), next_at=None)
@@ -92,7 +93,7 @@ def next_look_is_never_told(bug: Bug) -> None:
 
 @mutant("CLAIM-3", stores=FACES)
 def wake_up_is_lost(bug: Bug) -> None:
-    """Nobody is told that a job became visible."""
+    """A job that becomes visible sends no hint."""
 
     def listen(original: Planted, store: Any, listener: Listener, *rest: Any) -> Any:
         def deaf(signal: Signal) -> None:
@@ -105,8 +106,8 @@ def wake_up_is_lost(bug: Bug) -> None:
 
 
 @mutant("CANCEL-2", stores=FACES)
-def running_handler_is_not_told_of_its_cancel(bug: Bug) -> None:
-    """The hint that a running job was canceled does not come."""
+def running_handler_gets_no_hint_of_its_cancel(bug: Bug) -> None:
+    """Canceling a running job sends no hint."""
 
     def listen(original: Planted, store: Any, listener: Listener, *rest: Any) -> Any:
         def deaf(signal: Signal) -> None:
@@ -120,7 +121,7 @@ def running_handler_is_not_told_of_its_cancel(bug: Bug) -> None:
 
 @mutant("CLAIM-1", stores=FACES)
 def claim_gives_more_than_was_asked_for(bug: Bug) -> None:
-    """A claim of N hands out N + 1."""
+    """A claim of N returns N + 1 jobs."""
 
     async def claim(original: Planted, store: Any, request: ClaimRequest) -> Claimed:
         return await original(store, replace(request, limit=request.limit + 1))
@@ -158,7 +159,7 @@ def weights_ignored(bug: Bug) -> None:
 
 @mutant("TENANT-4")
 def newcomer_catches_up(bug: Bug) -> None:
-    """A tenant that comes late gets all the turns that it was not there for."""
+    """A tenant that starts late gets all the turns that it missed."""
 
     def entry(_: Planted, own: int, __: int) -> int:
         return own
@@ -168,7 +169,7 @@ def newcomer_catches_up(bug: Bug) -> None:
 
 @mutant("TENANT-4")
 def coming_back_gains_a_turn(bug: Bug) -> None:
-    """A tenant that leaves and comes back enters at the minimum, although it was further."""
+    """A tenant that leaves and comes back enters at the minimum, although its own time was later."""
 
     def entry(_: Planted, __: int, floor: int) -> int:
         return floor
@@ -178,7 +179,7 @@ def coming_back_gains_a_turn(bug: Bug) -> None:
 
 @mutant("TENANT-4", stores=FACES)
 def queues_without_rotation(bug: Bug) -> None:
-    """A claim over several queues empties the first before it looks at the next."""
+    """A claim over several queues empties the first before it reads the next."""
 
     async def claim(original: Planted, store: Any, request: ClaimRequest) -> Claimed:
         jobs: list[Job] = []
@@ -196,7 +197,7 @@ def queues_without_rotation(bug: Bug) -> None:
 
 @mutant("TENANT-2", "TENANT-1", stores=FACES)
 def tenant_filter_dropped_in_get(bug: Bug) -> None:
-    """Who asks for an id gets the job of any tenant that has it."""
+    """A read of an id returns any tenant's job."""
 
     async def get(original: Planted, store: Any, keys: Sequence[JobKey]) -> list[Job | None]:
         found: list[Job | None] = await original(store, keys)
@@ -226,7 +227,7 @@ def tenant_filter_dropped_in_stats(bug: Bug) -> None:
 
 @mutant("EVENT-3", stores=FACES)
 def tenant_filter_dropped_in_events(bug: Bug) -> None:
-    """A tenant's stream shows everybody's events."""
+    """A tenant's stream shows all tenants' events."""
 
     async def events(original: Planted, store: Any, _: str | None, *rest: Any) -> Any:
         return await original(store, None, *rest)
@@ -247,7 +248,7 @@ def quota_ignored(bug: Bug) -> None:
 
 @mutant("TENANT-5")
 def replay_gets_around_the_quota(bug: Bug) -> None:
-    """A full queue takes replayed jobs."""
+    """A full queue accepts replayed jobs."""
     replaying: list[bool] = []
 
     def over_quota(original: Planted, *args: Any) -> Any:

@@ -17,7 +17,7 @@ async def test_a_job_is_enqueued_looked_at_claimed_and_completed(client):
     first = await client.post("/v1/jobs", json=job)
     assert first.status_code == 201
     answer = first.json()
-    assert "no living worker serves the queue 'emails'" in answer.pop("warnings")[0]
+    assert "no live worker serves the queue 'emails'" in answer.pop("warnings")[0]
     assert answer == {"status": "queued", "id": "email-123", "queue": "emails", "state": "ready"}
     again = await client.post("/v1/jobs", json=job)
     assert (again.status_code, again.json()["status"], again.json()["state"]) == (200, "duplicate", "ready")

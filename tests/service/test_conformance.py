@@ -41,6 +41,7 @@ NOT_OVER_HTTP = {
     "the_log_hints_and_counts_in_calls_of_one_and_of_many": LOG,
     "a_claim_gives_token_deadline_and_attempt": WHOLE,
     "a_completion_of_one_does_what_it_does_among_others": WHOLE,
+    "a_flow_and_its_step_say_which_steps_they_wait_for": "nobody enqueues into reserved queues",
     "a_message_comes_back_as_it_was_sent": JSON,
     "a_payload_of_the_full_size_is_kept": JSON,
     "a_result_comes_back_as_it_was_given": JSON,

@@ -233,7 +233,7 @@ async def test_a_ticket_from_the_service_cancels_the_flow_with_its_steps(service
                 await ticket.wait(PATIENCE_S)
         assert (await queue.get(f"{flow.id}/later")).state.value == "canceled"
         assert (await queue.cancel("nothing", queue=FLOWS)).status == "not_found"
-    with pytest.raises(InvalidName, match="kept for schedules and flows"):
+    with pytest.raises(InvalidName, match="reserved for schedules and flows"):
         Worker(queue, handler=print, queues=[FLOWS])
 
 

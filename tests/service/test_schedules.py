@@ -263,7 +263,7 @@ async def test_a_queue_over_http_keeps_schedules_like_one_on_a_store(service, te
         assert await queue.get_schedule("nightly") is None
         packed = await queue.schedule("packed", send_email.message("a"), every=1.5, queue="other")
         assert (packed.every, packed.queue) == (timedelta(seconds=1.5), "other")
-        with pytest.raises(InvalidOption, match="is no time zone"):
+        with pytest.raises(InvalidOption, match="is not a known time zone"):
             await queue.schedule("bad", {}, cron="* * * * *", timezone="Mars/Base")
         await Queue(store=service.context.store, tenant=tenant).set_tenant(max_waiting=1)
         with pytest.raises(QuotaExceeded):

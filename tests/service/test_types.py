@@ -115,13 +115,13 @@ async def test_what_the_producer_says_wins_and_the_rest_is_as_the_newest_worker_
             assert (found.envelope.timeout_ms, found.envelope.backoff) == (1000, new.backoff)
 
 
-async def test_a_job_that_no_living_worker_would_run_is_taken_with_a_warning(url, service, client, tenant):
+async def test_a_job_that_no_live_worker_would_run_is_taken_with_a_warning(url, service, client, tenant):
     answer = await client.enqueue(type="charge")
-    assert answer["warnings"] == ["no living worker serves the queue 'default': the job waits until one does"]
+    assert answer["warnings"] == ["no live worker serves the queue 'default': the job waits until one does"]
     async with said(url, tenant, TypeInfo("charge", "bills")):
         assert "warnings" not in await client.enqueue(type="charge")
         answer = await client.enqueue(type="refund", queue="bills")
-        assert answer["warnings"] == ["no living worker of the queue 'bills' knows the type 'refund'"]
+        assert answer["warnings"] == ["no live worker of the queue 'bills' knows the type 'refund'"]
         async with said(url, tenant, TypeInfo("refund", "others"), queues=("others",), worker_id="o"):
             answer = await client.enqueue(type="refund", queue="bills")
             assert answer["warnings"][0].endswith("knows the type 'refund', but those of 'others' do")

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 def conformance(url: StoreUrl, *, json: Json = False) -> None:
     """Check whether a store keeps the contract, and print a certificate. Exits with 1 if a rule is broken.
 
-    The suite uses namespaces of its own beside the URL. It does not touch the data there.
+    The suite uses namespaces of its own next to the URL's. It does not touch the data there.
     """
     import asyncio
 
@@ -47,7 +47,7 @@ def conformance(url: StoreUrl, *, json: Json = False) -> None:
 
 
 def doctor(url: StoreUrl, *, blobs: Blobs = None, json: Json = False) -> None:
-    """Check a deployment: durability, damage, versions, space, access. Exits with 1 if something is bad."""
+    """Check a deployment: durability, damage, versions, space, access. Exits with 1 if a check fails."""
     from holdfast.store import Finding
 
     try:

@@ -53,7 +53,7 @@ def dev(
     ] = None,
     *,
     store: Annotated[
-        str, typer.Option(metavar="URL", help="The store; `valkey` starts a server for as long as this command runs.")
+        str, typer.Option(metavar="URL", help="The store; `valkey` starts a server that runs until this command ends.")
     ] = STORE,
     tenant: Tenant = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
@@ -66,8 +66,8 @@ def dev(
     """Run everything in one process for development: the HTTP API, the dashboard, and a worker with sample jobs.
 
     Prints the address, a token and a request to try. On this machine the dashboard opens without a login. The store is
-    the directory .holdfast, unless --store names another; HOLDFAST_STORE is ignored. Tokens are signed with a new key,
-    or with that of the environment.
+    the directory .holdfast, unless --store names another; HOLDFAST_STORE is ignored. Tokens are signed with the key of
+    the environment, or else with a new one.
     """
     import asyncio
 

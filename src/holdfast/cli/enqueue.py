@@ -43,10 +43,10 @@ def enqueue(
     ] = None,
     priority: Annotated[int | None, typer.Option(help="From 0 (last) to 9 (first).")] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(help="The most runs the job may have. Default: as its @job says, else 4.")
+        int | None, typer.Option(help="The most runs of the job. Default: that of its @job, else 4.")
     ] = None,
     idempotency_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="A second enqueue with this key finds the first job.")
+        str | None, typer.Option(metavar="KEY", help="A second enqueue with this key makes no second job.")
     ] = None,
     wait: Wait = None,
     blobs: Blobs = None,
@@ -54,7 +54,7 @@ def enqueue(
 ) -> None:
     """Enqueue a job.
 
-    Queue, attempts, retry policy and timeout default to what the living workers report for the job type.
+    Queue, attempts, retry policy and timeout default to what the live workers report for the job type.
 
     Without --payload or --payload-file the payload is read from standard input.
 
@@ -147,7 +147,7 @@ def _print_answer(answer: dict[str, Any], json: bool) -> None:
     elif on_terminal():
         say(_sentence(answer))
     else:
-        # Standard output gets the id alone, for `id=$(holdfast enqueue ...)`.
+        # Standard output gets only the id, for `id=$(holdfast enqueue ...)`.
         sys.stdout.write(f"{answer['id']}\n")
         note(_sentence(answer))
 

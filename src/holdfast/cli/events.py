@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.queue.records import Event
 
 END = "end"
-"""The offset that stands for the current end of the log."""
+"""The offset that means the current end of the log."""
 
 _STYLES = {**STYLES, "retried": "magenta", "expired": "magenta", "claimed": "yellow", "enqueued": "cyan"}
 

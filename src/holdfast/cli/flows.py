@@ -35,7 +35,7 @@ def show_flow(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Show a flow and its steps: finished, running, and what the others wait for."""
+    """Show a flow and its steps: their states, and what each one waits for."""
 
     async def act(bound: Queue) -> FlowRecord:
         from holdfast.core.names import FLOWS

@@ -1,4 +1,4 @@
-"""`holdfast move`: a tenant to another store."""
+"""`holdfast move`: moves a tenant to another store."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def print_preview(plan: MovePlan, json: bool) -> None:
 
 
 def print_forgotten(plan: MovePlan, json: bool) -> None:
-    """Give up a move, and show which queues are as before."""
+    """Give up a move, and show the queues that are as before."""
     import asyncio
 
     from holdfast.migrate import forget
@@ -159,7 +159,7 @@ def print_moved(done: Moved, json: bool) -> None:
         note("Continued an unfinished move; jobs that it had already moved are not counted here.")
     say(f"moved {done.jobs} jobs and {done.settings} settings of {done.tenant} to {done.target}")
     if done.left:
-        note(f"{done.left} jobs were no longer waiting when they were to be moved; they stay in SRC.")
+        note(f"{done.left} jobs were no longer waiting when their turn came; they stay in SRC.")
     for name in (one.queue for one in done.queues if one.paused):
         note(f"{name} is paused in DST, as it was in SRC: holdfast resume {name} --store DST --tenant {done.tenant}")
     if stopped := [one.queue for one in done.queues if one.source_paused]:

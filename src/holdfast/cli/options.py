@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their texts become values."""
+"""Options that several commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def duration(option: str, text: str | None) -> timedelta | None:
 
 
 def wait_limit(text: str | None) -> timedelta | None:
-    """How long `--wait` asks to wait; None without a limit. Raises InvalidOption."""
+    """How long `--wait` waits. None: no limit. Raises InvalidOption."""
     return None if text == "forever" else duration("wait", text)
 
 

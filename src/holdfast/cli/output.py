@@ -22,7 +22,7 @@ STYLES: Mapping[str, str] = {
     "retrying": "magenta", "scheduled": "blue", "paused": "yellow", "held": "green", "not held": "bold red",
     "ok": "green", "warn": "yellow", "bad": "bold red",
 }  # fmt: skip
-"""The colors of words that are a cell or a value by themselves."""
+"""The colors of words that fill a cell or a value."""
 
 MAX_UNBROKEN = 40
 """The longest name that a table keeps on one line."""
@@ -51,7 +51,7 @@ def say(text: str = "", *, lines: bool = False) -> None:
 
 
 def note(text: str, *, lines: bool = False) -> None:
-    """Print a message to standard error, beside the result."""
+    """Print a message to standard error, apart from the result."""
     print(printable(text, lines=lines), file=sys.stderr, flush=True)
 
 
@@ -96,7 +96,7 @@ def rich_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     lines = [[printable(cell) for cell in row] for row in rows]
     for number, column in enumerate(columns):
-        # People copy the first column: fold the others first.
+        # The first column is for copying: fold the others first.
         whole = number == 0 and all(len(line[0]) <= MAX_UNBROKEN for line in lines)
         table.add_column(Text(printable(column)), overflow="fold", no_wrap=whole)
     for line in lines:

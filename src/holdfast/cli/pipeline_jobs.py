@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from holdfast.pipeline.replay import ReplayPreview, ReplayReceipt
 
 ALL = "(all)"
-"""The tenant in the audit trail, if all tenants are meant."""
+"""The tenant in the audit trail for a command on all tenants."""
 
 Tasks = Annotated[int, typer.Option(min=1, help="The number of parallel tasks.")]
 
@@ -132,7 +132,7 @@ def _print_replayed(done: ReplayReceipt, place: Path, json: bool) -> None:
         if check is not None and not agrees:
             note(f"Error: the store has {check.found} replayed once and {check.more} more often, not {check.expected}")
         if done.state == "partial":
-            note("Some jobs found no room in a quota; the same command continues with them")
+            note("Some jobs were over a quota; the same command continues with them")
     if not agrees or done.answers.get("refused") or done.state != "done":
         raise typer.Exit(1)
 
@@ -156,7 +156,7 @@ def work(
     handler: Handler = None,
     tasks: Annotated[int, typer.Option(min=1, help="The number of workers; each takes one core of the cluster.")] = 2,
     concurrency: Concurrency = 10,
-    until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when nothing is left to do.")] = False,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when no job is left.")] = False,
     for_: Annotated[str | None, typer.Option("--for", metavar="DURATION", help="Stop after this time.")] = None,
     stop_file: Annotated[Path | None, typer.Option(help="Stop when this file appears. Executors must see it.")] = None,
     code: Annotated[
@@ -175,8 +175,8 @@ def work(
 ) -> None:
     """Run workers on Spark's executors, with the same leases as any worker.
 
-    Ctrl-C lets running jobs finish, if the executors see the stop file, as they do on one machine. A second Ctrl-C ends
-    them at once, and their leases expire.
+    Ctrl-C lets running jobs finish, if the executors see the stop file: on one machine they do. A second Ctrl-C ends
+    the workers at once, and the leases expire.
     """
     check_spark(remote)
     from holdfast.cli.running import make_worker, worker_config
@@ -211,7 +211,7 @@ def work(
 
 
 def _found_here(names: list[str]) -> list[Path]:
-    """The modules that are in the current directory, where executors would not find them."""
+    """The modules in the current directory, where executors would not find them."""
     paths: list[Path] = []
     for name in dict.fromkeys(name for name in names if name):
         here = Path.cwd()

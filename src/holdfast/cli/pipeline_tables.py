@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.pipeline.lake import Lake
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""The first characters of texts that a spreadsheet computes. After a `'` it shows them as text."""
+"""A spreadsheet computes a text that begins with one of these. With a `'` before it, it shows the text."""
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without --yes, only show what would be done.")]
 
 
@@ -242,7 +242,7 @@ def retain(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Drop older days from all tables. Events that no build has read stay."""
+    """Drop older days from all tables. Days with events that no build has read are kept."""
     place = open_lake(lake, remote, "ingest", "build")
     from holdfast.pipeline.compact import retain as run_retain
 
@@ -254,7 +254,7 @@ def retain(
     rows = [[table, str(len(found)), found[0], found[-1]] for table, found in dropped.days.items()]
     show(["table", "days", "first", "last"], rows, f"Nothing is older than {dropped.before}.")
     if dropped.unbuilt:
-        note(f"{len(dropped.unbuilt)} days stay, because no build has read them: run holdfast pipeline build first")
+        note(f"{len(dropped.unbuilt)} days are kept, because no build has read them: run holdfast pipeline build first")
     if dropped.open_jobs:
         note(f"{dropped.open_jobs} jobs of those days had not ended; their history will lack its beginning")
     if rows:

@@ -112,7 +112,7 @@ class QueueNotFound(HoldfastError):
 async def _queue_not_found(bound: Queue, queue: str) -> QueueNotFound:
     """The error for a queue that has no jobs and no settings. It suggests similar names, or lists all."""
     names = await all_queues(bound)
-    error = QueueNotFound(f"{bound.tenant} has no queue {queue!r}: no job of it is kept")
+    error = QueueNotFound(f"{bound.tenant} has no queue {queue!r}: there are no jobs in it")
     if similar := get_close_matches(queue, names):
         error.add_note(f"Did you mean: {', '.join(similar)}?")
     elif names:
@@ -165,7 +165,7 @@ def _rows(found: Sequence[Stats]) -> list[list[str]]:
 
 
 def _without_zeros(columns: Sequence[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
-    """The table without rare states that no job is in: a terminal has little width."""
+    """The table without the columns of rare states that are all 0: a terminal is narrow."""
     zero = [name in _RARE and all(row[at] == "0" for row in rows) for at, name in enumerate(columns)]
 
     def kept(line: Sequence[str]) -> list[str]:

@@ -57,7 +57,7 @@ def worker_config(
     grace: str,
     blobs: str | None,
 ) -> WorkerConfig:
-    """The configuration that the options of a command line describe. Raises InvalidOption."""
+    """The configuration for these options of a command line. Raises InvalidOption."""
     if all_tenants and tenant is not None:
         raise InvalidOption("tenant", "give --tenant or --all-tenants, not both")
     if modules is None and handler is None:
@@ -139,7 +139,7 @@ async def jobs_elsewhere(store: Store, tenant: str, queues: tuple[str, ...]) -> 
 
 
 async def check_start(config: WorkerConfig) -> None:
-    """Raise what would keep a worker from starting: here once, instead of in every child process."""
+    """Raise an error that would keep a worker from starting: once here, instead of in every child process."""
     from holdfast.opening import make_store
 
     store = make_store(config.store)

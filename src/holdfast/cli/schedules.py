@@ -64,7 +64,7 @@ def add(
     ] = None,
     priority: Annotated[int | None, typer.Option(help="From 0 (last) to 9 (first).")] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(help="The most runs of each job. Default: 4, whatever its @job says.")
+        int | None, typer.Option(help="The most runs of each job. Default: 4; that of its @job is not used.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -75,7 +75,7 @@ def serve(
         int, typer.Option(min=0, help="Requests a second of each tenant, in each process; 0: no limit.")
     ] = 1000,
     change_limit_per_tenant: Annotated[
-        int, typer.Option(min=0, help="Jobs and leases a second that these change; 0: no limit.")
+        int, typer.Option(min=0, help="Jobs and leases a second that these requests change; 0: no limit.")
     ] = 10_000,
     bad_token_limit: Annotated[
         float,
@@ -116,7 +116,7 @@ def serve(
     ] = 128,
     grace: Annotated[str, typer.Option(metavar="SECONDS", help="How long requests may continue after SIGTERM.")] = "30",
     metrics_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Serve /metrics on this port alone.")
+        int | None, typer.Option(min=1, max=65535, help="Serve /metrics on this port instead.")
     ] = None,
     metrics_host: Annotated[
         str | None, typer.Option(help="The address of --metrics-port. Default: that of --host.")
@@ -130,7 +130,7 @@ def serve(
         typer.Option("--dashboard", help=f"Serve the dashboard too, at /dashboard. [env, its key: {PAGES_VARIABLE}]"),
     ] = False,
     audit_queue: Annotated[
-        bool, typer.Option("--audit-queue", help="Keep the audit trail in the store too; `holdfast trail` prints it.")
+        bool, typer.Option("--audit-queue", help="Keep the audit trail in the store, too; `holdfast trail` prints it.")
     ] = False,
 ) -> None:
     """Serve the HTTP API until SIGTERM or Ctrl-C. Then finish requests, answer waiting ones, and exit with 0."""

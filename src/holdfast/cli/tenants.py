@@ -37,12 +37,12 @@ def set_tenant(
     tenant: TenantArgument,
     *,
     store: Store = None,
-    queue: Annotated[str | None, typer.Option("--queue", "-q", help="For this queue alone.")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", "-q", help="Only for this queue.")] = None,
     weight: Annotated[
         float | None, typer.Option(help="The share of turns, in proportion to other tenants. Default: 1.")
     ] = None,
     max_waiting: Annotated[
-        int | None, typer.Option(help="The most waiting jobs, an exact quota; 0 lets none in.")
+        int | None, typer.Option(help="The most waiting jobs, an exact quota; 0 accepts none.")
     ] = None,
     max_jobs: Annotated[
         int | None, typer.Option(min=0, help="The most jobs in any state, with keys that outlive them.")
@@ -61,7 +61,7 @@ def set_tenant(
         int | None, typer.Option(min=0, help="The most requests a second to each process of a service.")
     ] = None,
     changes_per_s: Annotated[
-        int | None, typer.Option(min=0, help="The most jobs and leases a second that these change.")
+        int | None, typer.Option(min=0, help="The most jobs and leases a second that these requests change.")
     ] = None,
     max_connections: Annotated[int | None, typer.Option(min=0, help="The most connections to each process.")] = None,
     max_streams: Annotated[int | None, typer.Option(min=0, help="The most event streams from each process.")] = None,

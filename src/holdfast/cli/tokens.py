@@ -34,9 +34,7 @@ def register(app: typer.Typer) -> None:
     tokens.command("restore")(restore)
     tokens.command("revoked")(list_revoked)
     app.add_typer(tokens, name="token")
-    keys = typer.Typer(
-        help="Keys that tokens and lease proofs are signed with.", no_args_is_help=True, rich_markup_mode=None
-    )
+    keys = typer.Typer(help="Keys that sign tokens and lease proofs.", no_args_is_help=True, rich_markup_mode=None)
     keys.command("new")(new_key)
     keys.command("lease-list")(list_lease_keys)
     keys.command("lease-rotate")(rotate_lease_key)

@@ -82,7 +82,7 @@ def list_workers(
     tenant: Annotated[str | None, typer.Option(help="Only workers that serve this tenant.")] = None,
     json: Json = False,
 ) -> None:
-    """List living workers."""
+    """List live workers."""
     from holdfast.core.names import check_tenant
     from holdfast.queue.records import worker_of
 

@@ -58,7 +58,7 @@ def worker(
         typer.Option(metavar="DURATION", help="How long a job of an unknown type or version may wait before it fails."),
     ] = "24h",
     prefetch: Annotated[
-        int | None, typer.Option(help="How many jobs to claim ahead. Default: chosen automatically.")
+        int | None, typer.Option(help="How many jobs to claim beyond the free slots. Default: chosen automatically.")
     ] = None,
     metrics_port: Annotated[
         int | None,

@@ -1,1 +1,1 @@
-"""The rules, without I/O: no clock is read here, no file, no socket. Time comes in as an argument."""
+"""The rules, without I/O: nothing here reads a clock, a file or a socket. The time is an argument."""

@@ -1,6 +1,6 @@
-"""The numbers that stores write for states, outcomes, reasons, key policies and event kinds. Stated here alone.
+"""The numbers that stores write for states, outcomes, reasons, key policies and event kinds.
 
-Rows, records, SQL and Lua get them from these tables. The numbers are part of every store's layout: a new word takes a
+Rows, records, SQL and Lua get them from these tables. The numbers are part of every store's layout: a new word gets a
 new number, and no number is used again.
 """
 
@@ -21,7 +21,7 @@ LEASED: Final = STATE_CODES[JobState.LEASED]
 
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 OUTCOME_CODES: Final[dict[str, int]] = {"": 0} | {outcome: code for code, outcome in enumerate(OUTCOMES, 1)}
-"""0: the token has not been spent."""
+"""0: the token is unused."""
 
 REASONS: Final[tuple[DeadReason, ...]] = get_args(DeadReason)
 REASON_CODES: Final[dict[str, int]] = {"": 0} | {reason: code for code, reason in enumerate(REASONS, 1)}

@@ -29,7 +29,7 @@ LASTING = ("ttl", "forever")
 
 
 def decide(new: NewJob, existing: Job | None, binding: Binding | None, holder: Job | None, now: int) -> Answer | None:
-    """Answer an enqueue from the job that has its id and the one that holds its key; None: make a new job."""
+    """Answer an enqueue from the job that has its id and the job that holds its key. None: make a new job."""
     answer = by_id(existing, new, now)
     if answer is not None:
         return answer
@@ -44,7 +44,7 @@ def by_id(existing: Job | None, new: NewJob, now: int) -> Answer | None:
         return None
     request_id = new.envelope.request_id
     if request_id and existing.envelope.request_id == request_id:
-        # Also past its retention, while there is a trace of it: a repetition must not run the job again. [ENQ-8]
+        # This holds past its retention, too, while its record exists: a repetition must not run the job again. [ENQ-8]
         return Queued(existing.id, shown(existing, now))
     if forgotten(existing, now):
         return None
@@ -62,7 +62,7 @@ def by_key(binding: Binding | None, holder: Job | None, now: int) -> Answer | No
     if holder is not None and forgotten(holder, now):
         holder = None
     if binding.policy in ("until_terminal", "until_started"):
-        # The store drops these bindings as the job ends or starts; a job that is gone holds nothing.
+        # The store removes these bindings when the job ends or starts. A job that is gone holds no key.
         if holder is None or is_terminal(holder):
             return None
         return _of(holder, now)
@@ -72,7 +72,7 @@ def by_key(binding: Binding | None, holder: Job | None, now: int) -> Answer | No
 
 
 def expired(binding: Binding, now: int) -> bool:
-    """Whether the key was held for a time that is over."""
+    """Whether the time for which the key is held is over."""
     return binding.expires_at is not None and binding.expires_at <= now
 
 
@@ -96,7 +96,7 @@ def scope_of(tenant: str, queue: str, envelope: Envelope) -> Scope | None:
 
 
 def is_released(job: Job) -> bool:
-    """Whether a job that has just changed no longer holds its key: it has started, or ended, as the policy says."""
+    """Whether a job that has just changed releases its key: by its policy, at its start or at its end."""
     idempotency = job.envelope.idempotency
     if idempotency is None or idempotency.policy in LASTING:
         return False
@@ -104,12 +104,12 @@ def is_released(job: Job) -> bool:
 
 
 def retakes_key(job: Job) -> bool:
-    """Whether a replay takes the job's key again."""
+    """Whether a replayed job takes its key again."""
     return job.envelope.idempotency is not None and job.envelope.idempotency.policy == "until_terminal"
 
 
 def check_retake(job: Job, binding: Binding | None, holder: Job | None, now: int) -> NotReplayable | None:
-    """Refuse the replay of a job whose key another job holds; None: go ahead. [ENQ-3]"""
+    """Refuse to replay a job whose key another job holds. None: replay it. [ENQ-3]"""
     if binding is None or by_key(binding, holder, now) is None:
         return None
     return NotReplayable(job.queue, job.id, f"job {binding.job_id!r} holds its idempotency key by now")

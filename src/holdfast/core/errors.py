@@ -6,21 +6,21 @@
     ├── QuotaExceeded                                  a tenant has used up a budget
     ├── PartlyRefused                                  some messages of a batch were refused, the others taken
     ├── JobNotFound, NotReplayable                     no such job / not one that can be replayed
-    ├── LeaseError                                     an acknowledgement that is not accepted
-    │     ├── LeaseLost                                another lease, or another outcome, took its place
+    ├── LeaseError                                     the acknowledgement is not accepted
+    │     ├── LeaseLost                                the job has a newer lease, or ended with another outcome
     │     ├── LeaseExpired                             the deadline passed
-    │     └── JobCanceled                              cancel won
+    │     └── JobCanceled                              the job was canceled
     ├── JobFailed, WaitTimeout, ResultExpired, ResultTooLarge        waiting for a result
-    ├── EventsTrimmed                                  the reader fell behind the kept log
+    ├── EventsTrimmed                                  the events that the reader asked for are trimmed
     ├── UnknownJobType, UnknownCodec                   this process cannot run that job
-    ├── Unsupported                                    this store does not have that feature
+    ├── Unsupported                                    the store does not have this feature
     ├── StoreError                                     the store itself
     │     ├── StoreUnavailable, StoreBusy              try again later
-    │     ├── AccessRefused                            the token of a service: missing, expired, not for this
-    │     └── StoreMismatch                            the data was laid out with other options
-    └── Permanent, RetryLater                          raised by handlers, to steer what happens next
+    │     ├── AccessRefused                            the service does not accept the token
+    │     └── StoreMismatch                            the data was written with other options
+    └── Permanent, RetryLater                          raised by handlers to choose the outcome
 
-Facts travel as fields and as `args`, so errors survive pickling; the text is made on demand.
+An error keeps its facts as fields and as `args`, so it survives pickling. `str()` makes the text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEPT_AS_JOBS = {"holdfast:schedules": "schedule", "holdfast:flows": "flow"}
 
 
 class HoldfastError(Exception):
-    """The root of every error in this package. `code` is stable and safe to match on."""
+    """The base of every error in this package. `code` is stable: match on it."""
 
     code: ClassVar[str] = "error"
 
@@ -97,9 +97,9 @@ class PayloadTooLarge(InvalidPayload):
 
 
 class QuotaExceeded(HoldfastError):
-    """The tenant already has as much as it may. Nothing of this item was taken in. [TENANT-5]
+    """The tenant has used up a budget. Nothing of this item was stored. [TENANT-5]
 
-    `budget` names what is used up: `max_waiting`, which is exact and may be one queue's, or one of `core.budgets`.
+    `budget` names it: `max_waiting`, which is exact and may be one queue's, or one of `core.budgets`.
     """
 
     code = "quota_exceeded"
@@ -134,9 +134,10 @@ _BUDGETS = {
 
 
 class PartlyRefused(HoldfastError):
-    """Some messages of `enqueue_many` were refused; all the others were taken. [ENQ-4]
+    """Some messages of `enqueue_many` were refused; all the others were enqueued. [ENQ-4]
 
-    `tickets` answers every message, in order; `refused` are those of the refused ones, each with its `error`.
+    `tickets` has one ticket for each message, in order. `refused` has those of the refused messages, each with its
+    `error`.
     """
 
     code = "partly_refused"
@@ -163,7 +164,7 @@ class PartlyRefused(HoldfastError):
 class JobNotFound(HoldfastError, LookupError):
     """No job of that id in that queue of this tenant, whatever other tenants have. [TENANT-2]
 
-    Schedules and flows are jobs, too; the text calls them by what they are to people.
+    Schedules and flows are jobs, too; the text calls them schedule and flow.
     """
 
     code = "job_not_found"
@@ -178,7 +179,7 @@ class JobNotFound(HoldfastError, LookupError):
 
 
 class NotReplayable(HoldfastError):
-    """The job is not a dead letter, or its idempotency key belongs to another job by now. [DEAD-1, ENQ-3]"""
+    """The job is not a dead letter, or another job has its idempotency key by now. [DEAD-1, ENQ-3]"""
 
     code = "not_replayable"
 
@@ -205,10 +206,10 @@ class LeaseError(HoldfastError):
 
 
 class LeaseLost(LeaseError):
-    """The token is not the last one granted, or was already spent on another outcome."""
+    """The token is not the last one granted, or another outcome has used it."""
 
     code = "lease_lost"
-    text = "this lease is no longer the current one; drop the work, its outcome belongs to another run"
+    text = "this lease is no longer the current one; drop the work: another run decides the outcome"
 
 
 class LeaseExpired(LeaseError):
@@ -219,14 +220,14 @@ class LeaseExpired(LeaseError):
 
 
 class JobCanceled(LeaseError):
-    """The job was canceled. Raised to late acknowledgements and to waiters alike. [CANCEL-1]"""
+    """The job was canceled. Raised by late acknowledgements and by waiting for the result. [CANCEL-1]"""
 
     code = "job_canceled"
     text = "the job was canceled"
 
 
 class JobFailed(HoldfastError):
-    """Raised when waiting for the result of a job that failed for good."""
+    """The job whose result was awaited has failed for good."""
 
     code = "job_failed"
 
@@ -241,7 +242,7 @@ class JobFailed(HoldfastError):
 
 
 class WaitTimeout(HoldfastError, TimeoutError):
-    """The wait ended first. The job goes on. [RESULT-2]"""
+    """The wait ended before the job did. The job continues. [RESULT-2]"""
 
     code = "wait_timeout"
 
@@ -250,13 +251,12 @@ class WaitTimeout(HoldfastError, TimeoutError):
         self.queue, self.job_id, self.timeout_s = queue, job_id, timeout_s
 
     def __str__(self) -> str:
-        return (
-            f"job {self.job_id!r} in queue {self.queue!r} was not done after {round(self.timeout_s, 3):g} s; it goes on"
-        )
+        after = f"{round(self.timeout_s, 3):g} s"
+        return f"job {self.job_id!r} in queue {self.queue!r} was not done after {after}; it continues"
 
 
 class ResultExpired(HoldfastError, LookupError):
-    """The job existed, and its result has been forgotten since. [RESULT-1]"""
+    """The job existed; its result is no longer kept. [RESULT-1]"""
 
     code = "result_expired"
 
@@ -269,7 +269,7 @@ class ResultExpired(HoldfastError, LookupError):
 
 
 class ResultTooLarge(HoldfastError):
-    """A result over the limit, and no blob store to put it in. [RESULT-1]"""
+    """A result over the limit, without a blob store to keep it. [RESULT-1]"""
 
     code = "result_too_large"
 
@@ -298,7 +298,7 @@ class EventsTrimmed(HoldfastError):
 
 
 class UnknownJobType(HoldfastError):
-    """This worker has no handler for the job's type. Retried by the policy: a rolling deploy heals itself."""
+    """This worker has no handler for the job's type. The job is retried, so a rolling deploy recovers by itself."""
 
     code = "unknown_job_type"
 
@@ -313,7 +313,7 @@ class UnknownJobType(HoldfastError):
 
 
 class UnknownCodec(HoldfastError):
-    """The payload is in a codec, or in a version, that this process cannot read."""
+    """This process cannot read the payload's codec or version."""
 
     code = "unknown_codec"
 
@@ -326,7 +326,7 @@ class UnknownCodec(HoldfastError):
 
 
 class Unsupported(HoldfastError):
-    """The store does not have this feature, and says so in its capabilities."""
+    """The store does not have this feature. Its capabilities say so."""
 
     code = "unsupported"
 
@@ -339,7 +339,7 @@ class Unsupported(HoldfastError):
 
 
 class StoreError(HoldfastError):
-    """Something about the store itself."""
+    """The store itself failed or refused."""
 
     code = "store_error"
 
@@ -358,13 +358,13 @@ class StoreUnavailable(StoreError):
 
 
 class StoreBusy(StoreError):
-    """The store is there but cannot take this call now; try again later."""
+    """The store is running but cannot take this call now; try again later."""
 
     code = "store_busy"
 
 
 class AccessRefused(StoreError):
-    """The service does not take the token, or not for this; the reason says which. Nothing happened.
+    """The service does not accept the token, or does not allow it this call; the reason says which. Nothing happened.
 
     `problem` is the service's own code, for example `token_expired` or `scope_missing`.
     """
@@ -378,7 +378,7 @@ class AccessRefused(StoreError):
 
 
 class StoreMismatch(StoreError):
-    """The data there is not ours, is damaged, or was laid out with other options. It is left untouched."""
+    """The data is not Holdfast's, is damaged, or was written with other options. It is left untouched."""
 
     code = "store_mismatch"
 
@@ -390,7 +390,7 @@ class Permanent(HoldfastError):
 
 
 class RetryLater(HoldfastError):
-    """Raise it in a handler to give the job back for `delay`: not an error, and the attempt is not counted."""
+    """Raise it in a handler to release the job for `delay`. It is no error, and the attempt does not count."""
 
     code = "retry_later"
 

@@ -1,4 +1,4 @@
-"""The ordered log: one event for each transition, made in the same atomic step. [EVENT-1]"""
+"""The ordered log: one event for each transition, appended in the same atomic step. [EVENT-1]"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")
 
 
 class Event(Struct, gc=False):
-    """One thing that happened to one job. `offset` is set by the store, and is opaque. [EVENT-2]"""
+    """One change of one job. The store sets `offset`, an opaque string. [EVENT-2]"""
 
     kind: EventKind
     tenant: str
@@ -53,7 +53,7 @@ class Gap(Struct, frozen=True):
 
 
 class Numbered(Struct, frozen=True):
-    """Consecutive offsets: one number in them counts up by one."""
+    """Consecutive offsets: texts that differ in one number, which grows by one."""
 
     before: str
     first: int
@@ -67,7 +67,7 @@ class Numbered(Struct, frozen=True):
 class EventColumns(Struct):
     """Events in order, column by column: faster to write and read than a struct for each.
 
-    A column has one value for each event, or a single value for all: the events of one call are much alike.
+    A column has one value for each event, or a single value for all: the events of one call have much in common.
     """
 
     count: int
@@ -85,7 +85,7 @@ class EventColumns(Struct):
     number: list[int]
 
     def part(self, start: int, stop: int) -> EventColumns:
-        """The events from index to index."""
+        """The events from index `start` up to `stop`."""
         stop = max(start, min(stop, self.count))
         values = (column[start:stop] if len(column) > 1 else column for column in self._values())
         return EventColumns(stop - start, self._offsets_from(start, stop), *values)
@@ -101,7 +101,7 @@ class EventColumns(Struct):
         return EventColumns(self.count, list(self._offsets()), *values)
 
     def add(self, more: EventColumns) -> None:
-        """Append other events. Both must have been spread."""
+        """Append other events. Call `spread` on both first."""
         self.count += more.count
         for mine, theirs in zip(self._values(), more._values(), strict=True):
             mine.extend(theirs)
@@ -128,7 +128,7 @@ class EventColumns(Struct):
 
 
 class Gathered:
-    """Collects events in few parts: small parts are merged, since each costs as much as a large one."""
+    """Collects events in few parts. It merges small parts, as each costs as much as a large one."""
 
     def __init__(self) -> None:
         self.parts: list[EventColumns] = []
@@ -151,7 +151,7 @@ class Gathered:
 
 
 def append(job: Job, kind: EventKind, at: int, data: dict[str, Any]) -> Event:
-    """The next event of `job` as it is now. The record counts it. [EVENT-1]"""
+    """The next event of `job`, in its present state. The record counts it. [EVENT-1]"""
     job.events += 1
     return Event(
         kind, job.tenant, job.queue, job.id, job.envelope.type, at, job.attempts, job.token, job.worker_id, data,
@@ -160,7 +160,7 @@ def append(job: Job, kind: EventKind, at: int, data: dict[str, Any]) -> Event:
 
 
 def error_data(error: AttemptError) -> dict[str, str]:
-    """An error as an event carries it: shortened, with a fingerprint to group by."""
+    """An error as events contain it: shortened, with a fingerprint to group by."""
     return {
         "type": error.type,
         "message": error.message[:ERROR_TEXT_LIMIT],
@@ -169,6 +169,6 @@ def error_data(error: AttemptError) -> dict[str, str]:
 
 
 def fingerprint(error: AttemptError) -> str:
-    """A hash that ignores numbers, addresses and quoted values in the message. All expired leases share one."""
+    """A hash that ignores numbers, addresses and quoted values in the message. All expired leases have the same one."""
     shape = "" if error.type == LEASE_EXPIRED else _VARYING.sub("#", error.message)
     return hashlib.sha1(f"{error.type}\n{shape}".encode(errors="replace"), usedforsecurity=False).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""Named steps at which a test can stop, kill or fail the process. Nothing happens in production.
+"""Named steps at which a test can stop, kill or fail the process. In production they do nothing.
 
-Code calls `hit("worker.after_claim")`; `holdfast.testing.failpoints` installs what to do there.
+Code calls `hit("worker.after_claim")`; `holdfast.testing.failpoints` installs the action.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ _hook: Callable[[str], None] | None = None
 
 
 def hit(name: str) -> None:
-    """Pass the step called `name`."""
+    """Reach the step called `name`."""
     if _hook is not None:
         _hook(name)
 
 
 def install(hook: Callable[[str], None] | None) -> None:
-    """Call `hook(name)` at every step from now on; None ends it."""
+    """Call `hook(name)` at every step from now on. None removes the hook."""
     global _hook  # noqa: PLW0603 - one process, one hook
     _hook = hook

@@ -1,10 +1,10 @@
 """Weighted turns between the tenants that have visible work in a queue name. [TENANT-4]
 
-A *lane* is one tenant's jobs in one queue name. Each lane that has visible work carries a virtual time;
-the lane with the smallest goes next, and a turn moves it on by `cost(weight)`. Ties go by tenant name.
+A *lane* is one tenant's jobs in one queue name. Each lane that has visible work has a virtual time. The lane with
+the smallest time is next, and a turn adds `cost(weight)` to its time. The tenant name breaks ties.
 A lane that gets work after having none enters at `entry(its own time, the current minimum)`: it does not
 catch up for the time it was away, and it does not gain a second turn by leaving and coming back.
-Whole numbers throughout: the same turns come out in Python, Lua and SQL.
+All numbers are whole, so Python, Lua and SQL compute the same turns.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def entry(own: int, floor: int) -> int:
 
 
 def turns(lanes: list[Lane], limit: int, take: Callable[[str], bool], cost_of: Callable[[str], int]) -> int:
-    """Give out up to `limit` turns over the heap `lanes`, which is left with the new times. Returns how many.
+    """Give out up to `limit` turns over the heap `lanes`, and put the new times into it. Returns how many.
 
-    `take(tenant)` takes one job of that tenant and says whether there was one; a lane without leaves the heap.
+    `take(tenant)` takes one job of that tenant and returns whether there was one. A lane without a job leaves the heap.
     """
     given = 0
     while lanes and given < limit:

@@ -31,18 +31,18 @@ from holdfast.core.names import check_id, check_type
 
 MAX_STEPS, MAX_EDGES = 1_000, 10_000
 FLOW_ID_BYTES, STEP_NAME_BYTES = 99, 100
-"""A step's job has both in its id, and a `/` between them."""
+"""The id of a step's job has both, with a `/` between them."""
 VERSION = 1
 AFTER_HEADER = "holdfast-after"
-"""In the headers of a step that waited for others: their names by queue, as JSON."""
+"""The header of a step that waited for others: their names by queue, as JSON."""
 CODEC = "msgpack"
 MAX_ATTEMPTS = 100
-"""A flow loses one attempt whenever the process that leads it dies."""
+"""A flow loses one attempt whenever the process that runs it dies."""
 ATTEMPTS_EXHAUSTED = MAX_ATTEMPTS // 2
 """A flow with this many lost attempts gets all of them back if it still makes progress."""
 BACKOFF = Backoff(1 * SECOND, 2.0, 60 * SECOND, "full")
 PIN_MS = 30 * DAY
-"""How long the steps of an open flow are kept: a flow keeps no other record of them. [RESULT-1]"""
+"""How long the steps of a running flow are kept: the flow has no other record of them. [RESULT-1]"""
 STEPS_FAILED = "StepsFailed"
 """The type of a failed flow's error."""
 
@@ -79,7 +79,7 @@ def check_step_name(name: str) -> str:
     """Return `name` if it is a valid step name. Raises InvalidName."""
     _check_bytes(check_id(name, "step name"), "step name", STEP_NAME_BYTES)
     if "/" in name:
-        # The last `/` of a step's job id is the one between flow and step: no two flows meet in one id. [TENANT-3]
+        # The last `/` of a step's job id separates flow and step, so two flows never share an id. [TENANT-3]
         raise InvalidName("step name", name, "it must not have a '/'")
     return name
 
@@ -108,15 +108,15 @@ def check_plan(plan: Plan, flow_id: str) -> Plan:
             raise InvalidOption("flow", f"two steps are named {step.name[:80]!r}; give each its own name=")
         seen.add(step.name)
         if any(before not in range(place) for before in step.after):
-            raise InvalidOption("after", f"step {step.name[:80]!r} waits for one that does not come before it")
+            raise InvalidOption("after", f"step {step.name[:80]!r} waits for a step that does not come before it")
     return plan
 
 
 def check_edges(count: int) -> None:
-    """Raise InvalidOption if steps wait for too many others, all together."""
+    """Raise InvalidOption if the steps have too many dependencies in total."""
     if count > MAX_EDGES:
         raise InvalidOption(
-            "after", f"the steps wait for {count} others in all, {MAX_EDGES} are allowed; let one step in between wait"
+            "after", f"the steps wait for {count} others in all, {MAX_EDGES} are allowed; add one step to wait for many"
         )
 
 
@@ -125,12 +125,12 @@ def in_order(after: Mapping[str, Sequence[str]]) -> list[str]:
     for name, others in after.items():
         for other in others:
             if other not in after:
-                raise InvalidOption("after", f"step {name[:80]!r} waits for {other[:80]!r}, and there is no such step")
+                raise InvalidOption("after", f"step {name[:80]!r} waits for {other[:80]!r}, but there is no such step")
     try:
         return list(TopologicalSorter(after).static_order())
     except CycleError as error:
         circle = " before ".join(repr(name[:80]) for name in error.args[1][:10])
-        raise InvalidOption("after", f"steps wait for each other in a circle: {circle}") from None
+        raise InvalidOption("after", f"steps wait for each other in a cycle: {circle}") from None
 
 
 def flow_job(key: JobKey, plan: Plan, request_id: str, result_ttl_ms: int, headers: dict[str, str] | None) -> NewJob:
@@ -149,7 +149,7 @@ def flow_job(key: JobKey, plan: Plan, request_id: str, result_ttl_ms: int, heade
 
 
 def plan_of(envelope: Envelope) -> Plan:
-    """The plan in a flow's payload. Raises UnknownCodec for one of a later version."""
+    """The plan in a flow's payload. Raises UnknownCodec for a plan of a later version."""
     version = msgspec.msgpack.decode(envelope.payload, type=_Version).version
     if version != VERSION:
         raise UnknownCodec(envelope.codec, f"the flow is of version {version}, this process knows version {VERSION}")
@@ -167,7 +167,7 @@ def step_key(flow: Job, step: Step) -> JobKey:
 
 
 def step_job(flow: Job, plan: Plan, place: int) -> NewJob:
-    """The job of a step. A second call makes the same request, so the step is enqueued once. [ENQ-8]"""
+    """The job of a step. Every call makes the same request, so the step is enqueued once. [ENQ-8]"""
     step = plan.steps[place]
     envelope = replace(
         step.envelope,
@@ -187,33 +187,33 @@ def _after(plan: Plan, step: Step) -> dict[str, str]:
 
 
 def steps_before(tenant: str, headers: Mapping[str, str]) -> dict[str, JobKey]:
-    """The jobs that a step has waited for, by the names of their steps, from its headers."""
+    """The jobs that a step has waited for, by step name. They come from its headers."""
     names = msgspec.json.decode(headers.get(AFTER_HEADER, "{}"), type=dict[str, list[str]])
     flow_id = headers[FLOW_HEADER]
     return {name: JobKey(tenant, queue, step_id(flow_id, name)) for queue, some in names.items() for name in some}
 
 
 def is_own(flow: Job, job: Job) -> bool:
-    """Whether a job that has a step's id was made by this life of the flow."""
+    """Whether this life of the flow made the job. Another job may have a step's id."""
     return job.envelope.request_id.partition(":")[0] == _life(flow)
 
 
 def is_earlier(flow: Job, job: Job) -> bool:
-    """Whether it was made by an earlier life of the same flow."""
+    """Whether an earlier life of the flow made the job."""
     return (job.envelope.headers or {}).get(FLOW_HEADER) == flow.id and not is_own(flow, job)
 
 
 def is_behind(flow: Job, job: Job) -> bool:
-    """Whether a step that ended badly has not been started again since its flow was replayed, by its own record.
+    """Whether a failed or canceled step was not started again after its flow was replayed.
 
-    Its request id says how often the flow had been replayed when it was made; each replay since then that found it
-    failed replayed it once.
+    The step's request id has the number of replays of the flow at the time it was made. Each later replay of the flow
+    replays a failed step once.
     """
     return int(job.envelope.request_id.rpartition(":")[2]) + job.replays < flow.replays
 
 
 class Turns:
-    """The states of the steps that are jobs, and the steps that can start. A completed step unblocks those after it."""
+    """The states of the steps that are jobs, and the steps that can start. A completed step unblocks its dependents."""
 
     def __init__(self, plan: Plan) -> None:
         self.states: dict[int, JobState] = {}
@@ -244,14 +244,14 @@ class Turns:
                 self._add_if_ready(behind)
 
     def drop(self, place: int) -> None:
-        """Record that the job of a step is gone before it completed."""
+        """Record that the job of a step disappeared before it completed."""
         self.states.pop(place, None)
         self._open.discard(place)
         self._add_if_ready(place)
 
     @property
     def over(self) -> bool:
-        """Whether nothing runs and nothing can be started."""
+        """Whether no step runs and none can be started."""
         return not self._open and not self.ready
 
     def _add_if_ready(self, place: int) -> None:
@@ -260,7 +260,7 @@ class Turns:
 
 
 def shown_state(plan: Plan, place: int, states: Mapping[int, JobState], flow: JobState) -> JobState:
-    """The state to show for a step. Before it is a job: blocked, or ready if nothing holds it back."""
+    """The state to show for a step. One that is no job yet is blocked, or ready if all steps before it completed."""
     if place in states:
         return states[place]
     if flow is JobState.COMPLETED:
@@ -271,5 +271,5 @@ def shown_state(plan: Plan, place: int, states: Mapping[int, JobState], flow: Jo
 
 
 def _life(flow: Job) -> str:
-    """Identifies one life of a flow id: a flow that is started again under the same id has other steps."""
+    """Identify one life of a flow id. A flow that is started again under the same id has other steps."""
     return hashlib.sha256(flow.envelope.request_id.encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""The words of the contract as types: what is submitted, what is kept, what is asked of a store.
+"""The terms of the contract as types: what is submitted, what is stored, and the requests to a store.
 
 Instants are whole milliseconds of the store's clock (`*_at`), durations whole milliseconds (`*_ms`).
 """
@@ -18,11 +18,11 @@ SECOND = 1_000
 HOUR = 3600 * SECOND
 DAY = 24 * HOUR
 LONGEST = 1_000 * 365 * DAY
-"""The longest duration: far beyond any use, and small enough to keep times below 2^53 on every store."""
+"""The longest duration. It keeps times below 2^53 on every store."""
 
 RESULT_TTL = HOUR
 FLOW_HEADER = "holdfast-flow"
-"""In the headers of a step of a flow: the id of the flow."""
+"""The header of a flow's step that has the id of the flow."""
 LEASE_MIN = 1 * SECOND
 LEASE_MAX = 12 * HOUR
 
@@ -31,7 +31,7 @@ class JobState(StrEnum):
     """The state of a job: exactly one at every instant. [STATE-1]"""
 
     BLOCKED = "blocked"
-    """Only shown for a step of a flow that is not enqueued yet. No stored job is in this state."""
+    """Shown for a step of a flow before it is enqueued. No stored job is in this state."""
     SCHEDULED = "scheduled"
     READY = "ready"
     LEASED = "leased"
@@ -45,7 +45,7 @@ class JobState(StrEnum):
 
 
 WAITING = frozenset({JobState.SCHEDULED, JobState.READY, JobState.RETRYING})
-"""The states of a job that a worker can claim, now or when it is due."""
+"""The states in which a worker can claim the job, now or when it is due."""
 TERMINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELED})
 
 Outcome = Literal["complete", "fail", "retry", "release"]
@@ -55,7 +55,7 @@ Jitter = Literal["full", "equal", "none"]
 
 
 class JobKey(NamedTuple):
-    """The address of a job. It always names a tenant, first. [TENANT-1]"""
+    """The address of a job. It always has a tenant. [TENANT-1]"""
 
     tenant: str
     queue: str
@@ -63,7 +63,7 @@ class JobKey(NamedTuple):
 
 
 class Backoff(Struct, frozen=True, array_like=True, gc=False):
-    """How long to wait before the next attempt. It travels in the envelope. [RETRY-3]"""
+    """How long to wait before the next attempt. It is part of the envelope. [RETRY-3]"""
 
     base_ms: int = 5 * SECOND
     factor: float = 2.0
@@ -80,7 +80,7 @@ class IdempotencyKey(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Envelope(Struct, frozen=True, array_like=True, gc=False):
-    """The message: everything the producer decided, never changed afterwards."""
+    """The message: all that the producer decides. It never changes."""
 
     type: str
     payload: bytes
@@ -107,7 +107,7 @@ class AttemptError(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Result(Struct, frozen=True, array_like=True, gc=False):
-    """What a handler returned: bytes in a codec, or `blob`, the name under which a blob store has them."""
+    """What a handler returned: bytes in a codec, or `blob`, the name of a blob that has them."""
 
     data: bytes
     codec: str = "json"
@@ -115,7 +115,7 @@ class Result(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Progress(Struct, frozen=True, array_like=True, gc=False):
-    """How far a handler says it is."""
+    """The progress that a handler reports."""
 
     fraction: float
     message: str = ""
@@ -138,8 +138,8 @@ class Job(Struct, gc=False):
     worker_id: str = ""
     claimed_at: int | None = None
     finished_at: int | None = None
-    # The outcome the current token was spent on, and the state that answer reported: a repeated
-    # acknowledgement gets the first answer again. [LEASE-1]
+    # The outcome that used the current token, and the state in its answer. A repeated acknowledgement gets the first
+    # answer again. [LEASE-1]
     spent: str = ""
     spent_state: str = ""
     reason: str = ""
@@ -151,7 +151,7 @@ class Job(Struct, gc=False):
     replays: int = 0
     events: int = 0
     """The number of its last event. 0: unknown."""
-    # Why the last worker released it, and since when every worker that had it has given this reason. [RETRY-6]
+    # Why the last worker released it, and since when every release has had this reason. [RETRY-6]
     released_for: str = ""
     first_released_at: int = 0
 
@@ -160,11 +160,11 @@ class Job(Struct, gc=False):
         return JobKey(self.tenant, self.queue, self.id)
 
     def snapshot(self) -> Job:
-        """The record as it is now, apart from what becomes of this one."""
+        """A copy of the record, which later changes do not affect."""
         return self.__copy__()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType, reportUnknownMemberType]
 
 
-# What is asked of a store, item by item. ----------------------------------------------------------------
+# Requests to a store, item by item. ----------------------------------------------------------------
 
 
 class NewJob(Struct, frozen=True, gc=False):
@@ -189,9 +189,9 @@ class Finish(Struct, frozen=True, gc=False):
     delay_ms: int | None = None
     random: float = 0.0
     forgive: bool = False
-    """With a release: earlier attempts are given back, too."""
+    """For a release: earlier attempts do not count either."""
     reason: str = ""
-    """Why a job is released; "" where nothing special is to be said. [RETRY-6]"""
+    """Why a job is released. "": no particular reason. [RETRY-6]"""
 
 
 class Extend(Struct, frozen=True, gc=False):
@@ -203,7 +203,7 @@ class Extend(Struct, frozen=True, gc=False):
 
 
 class Lease(Struct, frozen=True):
-    """The lease that a call is made under: the call does nothing unless that lease is live in the same atomic step."""
+    """The lease under which a call is made. The call does nothing unless the lease is live in the same atomic step."""
 
     key: JobKey
     token: int
@@ -236,18 +236,18 @@ class PurgeCount(Struct, frozen=True):
 
     tenant: str
     series: int
-    """Which count it is: the sequence number of the first job in it. A count that was dropped begins anew."""
+    """Identifies the count: the sequence number of the first job in it. A new count starts after one was dropped."""
     count: int
 
 
 PURGE_COUNT_MS = 30 * DAY
-"""How long a count is kept after the last purge: longer than the log waits for any reader."""
+"""How long a count is kept after the last purge. The log waits for no reader that long."""
 PURGE_COUNTS_DROPPED = 100
-"""How many old counts a purge drops at most."""
+"""The most old counts that a purge drops."""
 
 
 class Purge(Struct, frozen=True):
-    """Forget one finished job now. With `finished_at`, only if it is still that same ending.
+    """Remove one finished job now. With `finished_at`: only if it ended at that instant.
 
     With `seq` only the life of the id that has this sequence number is meant: any other one is not found.
     """
@@ -258,7 +258,7 @@ class Purge(Struct, frozen=True):
 
 
 class SetResultTtl(Struct, frozen=True):
-    """Keep a finished job for `ttl_ms` from now on. [RESULT-1]
+    """Keep a finished job for `ttl_ms` from now. [RESULT-1]
 
     With `seq` only the life of the id that has this sequence number is meant: any other one is not found.
     """
@@ -269,9 +269,9 @@ class SetResultTtl(Struct, frozen=True):
 
 
 class ClaimRequest(Struct, frozen=True):
-    """A wish for up to `limit` jobs. `tenant=None` serves every tenant in fair turns. [CLAIM-1, TENANT-4]
+    """A request for up to `limit` jobs. `tenant=None` serves every tenant in fair turns. [CLAIM-1, TENANT-4]
 
-    Queues are taken from in rotation, starting with the first; the caller rotates the list.
+    The claim takes from the queues in rotation, starting with the first. The caller rotates the list.
     """
 
     tenant: str | None
@@ -282,7 +282,7 @@ class ClaimRequest(Struct, frozen=True):
     random: float = 0.0
 
 
-# What a store answers, item by item. ---------------------------------------------------------------------
+# Answers of a store, item by item. ---------------------------------------------------------------------
 
 
 class Queued(Struct, frozen=True, gc=False):
@@ -293,27 +293,27 @@ class Queued(Struct, frozen=True, gc=False):
 
 
 class Duplicate(Struct, frozen=True, gc=False):
-    """The job was already there; `state` is None where only its key is left. [ENQ-2, ENQ-3]"""
+    """The job already exists. `state` is None if only its key is left. [ENQ-2, ENQ-3]"""
 
     id: str
     state: JobState | None
 
 
 class AlreadyCompleted(Struct, frozen=True, gc=False):
-    """The job already ran, and here is its result. [ENQ-2]"""
+    """The job has already completed; this is its result. [ENQ-2]"""
 
     id: str
     result: Result
 
 
 class Finished(Struct, frozen=True, gc=False):
-    """An acknowledgement was accepted, now or before; the state it led to."""
+    """The acknowledgement was accepted, now or before. `state` is the job's new state."""
 
     state: JobState
 
 
 class Extended(Struct, frozen=True, gc=False):
-    """The lease holds until `deadline`; `now` is the store's clock at that moment."""
+    """The lease holds until `deadline`. `now` is the store's clock at that moment."""
 
     deadline: int
     now: int
@@ -333,7 +333,7 @@ TtlStatus = Literal["updated", "not_terminal", "not_found"]
 
 
 class Claimed(Struct, frozen=True):
-    """What a claim got. If it got less than it wished, `next_at` is when to look again (None: nothing in sight)."""
+    """A claim's jobs. If they are fewer than asked for, `next_at` is when to claim again (None: no job waits)."""
 
     jobs: list[Job]
     now: int

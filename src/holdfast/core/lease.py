@@ -9,14 +9,14 @@ Refusal = JobNotFound | LeaseLost | JobCanceled | LeaseExpired
 
 
 def check(job: Job | None, key: JobKey, token: int, outcome: str, now: int) -> Finished | Refusal | None:
-    """Check an acknowledgement: the first rule that applies refuses it. None: accept it."""
+    """Check an acknowledgement. The first rule that applies refuses it. None: accept it."""
     if job is not None and token == job.token and job.spent and job.spent == outcome:
         return Finished(JobState(job.spent_state))
     return check_live(job, key, token, now)
 
 
 def check_live(job: Job | None, key: JobKey, token: int, now: int) -> Refusal | None:
-    """Check an extend or a progress report, which spend no token. None: accept it."""
+    """Check an extend or a progress report, which do not use up the token. None: accept it."""
     if job is None:
         return JobNotFound(key.queue, key.id)
     if token != job.token or token <= 0:
@@ -31,7 +31,7 @@ def check_live(job: Job | None, key: JobKey, token: int, now: int) -> Refusal | 
 
 
 def check_under(job: Job | None, under: Lease, now: int) -> None:
-    """Raise the refusal unless the lease that a call is made under is live."""
+    """Raise the refusal unless the lease of a call is live."""
     refusal = check_live(job, under.key, under.token, now)
     if refusal is not None:
         raise refusal

@@ -9,9 +9,9 @@
                                           ──> canceled                   └─ expire ──> retrying or failed
  replay: failed ──> ready
 
-`TABLE` lists the transitions. Each function below makes one: it changes the job in place and returns the one event of
-the transition. [STATE-1, STATE-2, STATE-3, EVENT-1] A job becomes due by the clock alone, without a transition: `shown`
-returns its state at an instant. No job is BLOCKED: that is how a step of a flow is shown before it is enqueued.
+`TABLE` lists the transitions. Each function below makes one: it changes the job in place and returns the transition's
+event. [STATE-1, STATE-2, STATE-3, EVENT-1] A job becomes due by the clock alone, without a transition: `shown` returns
+its state at an instant. No job is BLOCKED: a step of a flow is shown as blocked before it is enqueued.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TABLE: dict[str, frozenset[tuple[JobState, JobState]]] = {
 
 
 def shown(job: Job, now: int) -> JobState:
-    """The state to show at `now`: a waiting job that is due is ready."""
+    """The state to show at `now`. A waiting job that is due is ready."""
     if (job.state is SCHEDULED or job.state is RETRYING) and job.visible_at <= now:
         return READY
     return job.state
@@ -139,7 +139,7 @@ def cancel(job: Job, now: int, keep: Retention = DEFAULT_RETENTION) -> Event:
 
 
 def replay(job: Job, now: int) -> Event:
-    """Start a dead letter again under the same id, with 0 attempts and its history. [STATE-3, DEAD-1]"""
+    """Make a dead letter ready again under the same id, with 0 attempts and its history. [STATE-3, DEAD-1]"""
     _transition(job, "replay", READY)
     job.attempts = 0
     job.replays += 1
@@ -154,7 +154,7 @@ def replay(job: Job, now: int) -> Event:
 def extend(job: Job, lease_ms: int, now: int, *, logged: bool) -> Event | None:
     """Move a live lease's deadline to max(current, now + lease_ms). [LEASE-2]
 
-    No transition: an event only if `logged`.
+    This is no transition: it makes an event only if `logged`.
     """
     job.deadline = max(job.deadline, now + lease_ms)
     if not logged:
@@ -163,7 +163,7 @@ def extend(job: Job, lease_ms: int, now: int, *, logged: bool) -> Event | None:
 
 
 def report(job: Job, item: Report, now: int, *, logged: bool) -> Event | None:
-    """Record a running job's progress. No transition: an event only if `logged`."""
+    """Record a running job's progress. This is no transition: it makes an event only if `logged`."""
     job.progress = Progress(item.progress.fraction, item.progress.message)
     if not logged:
         return None
@@ -176,7 +176,7 @@ def purge(job: Job, now: int, counted: PurgeCount) -> Event:
 
 
 def set_result_ttl(job: Job, ttl_ms: int, now: int) -> None:
-    """Keep a terminal job for `ttl_ms` from now. No event: its state has not changed. [RESULT-1]"""
+    """Keep a terminal job for `ttl_ms` from now. This makes no event: the state does not change. [RESULT-1]"""
     job.result_ttl_ms = ttl_ms
     job.expires_at = now + ttl_ms
 
@@ -211,7 +211,7 @@ def _retry(job: Job, item: Finish, now: int, keep: Retention) -> Event:
 
 
 def _release(job: Job, item: Finish, now: int) -> Event:
-    # RETRY-5: the attempt does not count. The token stays spent: only a new claim grants another.
+    # RETRY-5: the attempt does not count. The token stays used: only a new claim grants another.
     delay, reason = item.delay_ms or 0, item.reason
     since = job.first_released_at if reason == job.released_for else now
     event = _wait_again(job, "release", SCHEDULED if delay > 0 else READY, "released", now, delay, None)
@@ -236,9 +236,9 @@ def _end_dead(job: Job, verb: str, reason: str, error: AttemptError, now: int, k
 
 
 def _kept_ms(job: Job, keep_ms: int) -> int:
-    """How long a failed or canceled job is kept: a step of a flow at least as long as its result would be.
+    """How long a failed or canceled job is kept. A step of a flow is kept at least as long as its result would be.
 
-    A flow learns the outcome of its steps only from their records: a step whose record is gone would run again.
+    A flow reads the outcome of its steps from their records. A step whose record is gone would run again.
     """
     return max(keep_ms, job.result_ttl_ms) if FLOW_HEADER in (job.envelope.headers or ()) else keep_ms
 

@@ -1,9 +1,9 @@
-"""Names: what is allowed, and how several of them become one key. [TENANT-3]
+"""Names: which are allowed, and how several of them become one key. [TENANT-3]
 
 The rules:
 
     tenant      1 to 63 of letters, digits, `.` `_` `-`, starting with a letter or digit
-    queue       1 to 128 of the same and `:` `/`; what begins with `holdfast:` is ours (see RESERVED)
+    queue       1 to 128 of the same and `:` `/`; the prefix `holdfast:` is reserved (see RESERVED)
     job type    the same as a queue
     reason      of a release: the same as a queue
     id, key     1 to 200 bytes of UTF-8 without control characters
@@ -17,7 +17,7 @@ import unicodedata
 from holdfast.core.errors import InvalidName, InvalidOption
 
 RESERVED = "holdfast:"
-"""Queues with this prefix hold what Holdfast itself keeps as jobs: users do not enqueue or claim there."""
+"""Queues with this prefix hold Holdfast's own jobs: applications do not enqueue or claim there."""
 SCHEDULES = f"{RESERVED}schedules"
 FLOWS = f"{RESERVED}flows"
 MOVES = f"{RESERVED}moves"
@@ -25,7 +25,7 @@ LEASE_KEYS = f"{RESERVED}lease-keys"
 REVOKED = f"{RESERVED}revoked"
 AUDIT = f"{RESERVED}audit"
 OPERATOR = "-holdfast"
-"""The tenant of what operators keep in a store. No token and no Queue can name it, and no list of tenants shows it."""
+"""The tenant of an operator's own records. No token and no Queue can name it, and no list of tenants shows it."""
 
 ID_BYTES = 200
 PRIORITIES = range(10)
@@ -52,7 +52,7 @@ def check_queue(name: str) -> str:
 def check_own_queue(name: str) -> str:
     """Return `name` if it may name a queue for the jobs of applications. Raises InvalidName."""
     if check_queue(name).startswith(RESERVED):
-        raise InvalidName("queue", name, f"names that begin with {RESERVED!r} are kept for schedules and flows")
+        raise InvalidName("queue", name, f"names that begin with {RESERVED!r} are reserved for schedules and flows")
     return name
 
 
@@ -99,7 +99,7 @@ def check_max_attempts(max_attempts: int) -> int:
 
 
 def join_key(*parts: str) -> str:
-    """Several names as one string, injectively: `a:b`+`c` and `a`+`b:c` never meet. [TENANT-3]"""
+    """Several names as one string. Different names never give the same: `a:b`+`c` is not `a`+`b:c`. [TENANT-3]"""
     return "".join(f"{len(part.encode())}:{part}" for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""What workers say about the job types that they run, for producers that have no `@job` at hand."""
+"""What workers report about the job types that they run, for producers without the `@job` definition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.core.job import RESULT_TTL, Backoff
 
 
 class TypeInfo(Struct, frozen=True, omit_defaults=True):
-    """One job type with what its `@job` says. `name` "" stands for jobs without a type."""
+    """One job type with the options of its `@job`. The name "" means jobs without a type."""
 
     name: str
     queue: str = "default"
@@ -23,7 +23,7 @@ class TypeInfo(Struct, frozen=True, omit_defaults=True):
 
 
 class Running(Protocol):
-    """A living worker."""
+    """A live worker."""
 
     @property
     def queues(self) -> tuple[str, ...]: ...
@@ -34,15 +34,15 @@ class Running(Protocol):
 
 
 class KnownTypes(Struct, frozen=True):
-    """What the living workers of a tenant run."""
+    """What the live workers of a tenant run."""
 
     types: dict[str, TypeInfo]
     queues: dict[str, frozenset[str] | None]
-    """The names of the types that the workers of each queue know; None: one of them does not say."""
+    """The names of the types that the workers of each queue know. None: one of them does not report its types."""
 
     @classmethod
     def of(cls, workers: Iterable[Running]) -> Self:
-        """Where two workers say different things about a type, as during a deploy, the one that started last wins."""
+        """Merge the workers' reports. If two of them differ about a type, as in a deploy, the later worker wins."""
         types: dict[str, TypeInfo] = {}
         queues: dict[str, frozenset[str] | None] = {}
         for worker in sorted(workers, key=lambda worker: worker.started_at):
@@ -54,18 +54,18 @@ class KnownTypes(Struct, frozen=True):
         return cls(types, queues)
 
     def only(self, queues: Collection[str]) -> KnownTypes:
-        """The part of it that is about these queues."""
+        """The part about these queues."""
         served = {queue: names for queue, names in self.queues.items() if queue in queues}
         return KnownTypes({name: one for name, one in self.types.items() if one.queue in queues}, served)
 
     def warnings(self, type: str, queue: str) -> list[str]:
-        """A warning for the producer of a job. Never a refusal: a worker for it may be about to start."""
+        """Warnings for the producer of a job. It is not refused: a worker for it may be about to start."""
         if queue not in self.queues:
-            return [f"no living worker serves the queue {queue!r}: the job waits until one does"]
+            return [f"no live worker serves the queue {queue!r}: the job waits until one does"]
         known = self.queues[queue]
         if known is None or type in known:
             return []
         what = f"the type {type!r}" if type else "jobs without a type"
         elsewhere = sorted(queue for queue, names in self.queues.items() if names is not None and type in names)
         where = f", but those of {', '.join(map(repr, elsewhere))} do" if elsewhere else ""
-        return [f"no living worker of the queue {queue!r} knows {what}{where}"]
+        return [f"no live worker of the queue {queue!r} knows {what}{where}"]

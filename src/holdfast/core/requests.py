@@ -1,6 +1,7 @@
-"""Checks of calls on named jobs, before anything changes. Each returns the answer of a call that changes nothing.
+"""Checks of calls on named jobs, before anything changes.
 
-None means: go ahead with the transition of `core.lifecycle`. `job` is None if there is no such job.
+A check returns the answer if the call must change nothing. None: make the transition of `core.lifecycle`. `job` is
+None if there is no such job.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import DAY, Backoff
 
-# Spreads one random number over a batch: its multiples, modulo 1, are far apart.
+# Spreads one random number over a batch: multiples of this constant, modulo 1, are far apart.
 _GOLDEN = 0.6180339887498949
 _MAX_FACTOR = 100
 
@@ -29,7 +29,7 @@ def spread(random: float, place: int) -> float:
 
 
 def check_backoff(backoff: Backoff) -> Backoff:
-    """Return `backoff` if its numbers make sense on every store. Raises InvalidOption."""
+    """Return `backoff` if its numbers are in range for every store. Raises InvalidOption."""
     if not 0 <= backoff.base_ms <= 30 * DAY:
         raise InvalidOption("retry.base", "must be from 0 to 30 days")
     if not 1 <= backoff.factor <= _MAX_FACTOR:

@@ -1,37 +1,35 @@
-"""Schedules as stored: each is a job in the tenant's queue `holdfast:schedules`, under the schedule's name.
+"""Schedules as stored: each is a job in the tenant's queue `holdfast:schedules`. Its id is the schedule's name.
 
-Its payload is a `Definition`: when, and what is enqueued then. It waits for its next tick like any job for its time.
+Its payload is a `Definition`: when to enqueue, and what. The job is scheduled for its next tick.
 """
 
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime, timedelta
 
 import msgspec
 from msgspec import Raw, Struct
 
 from holdfast.core.job import DAY, SECOND, Backoff, Envelope, IdempotencyKey, JobKey, JobState, NewJob
 from holdfast.core.names import SCHEDULES
+from holdfast.core.times import moment
 
 TYPE = "holdfast:schedule"
 """The job type of a schedule."""
 WAKER = "holdfast:waker"
-"""The type of a job in the same queue that wakes a schedule which waits too long; see `waker_of`."""
+"""The type of a job in the same queue. It wakes a schedule that waits too long; see `waker_of`."""
 MAX_ATTEMPTS = 100
 SOON = Backoff(SECOND, 1.0, SECOND)
-"""After the death of a holder: attempts add up over a long life, and must not make it wait ever longer."""
+"""The backoff after a worker's death. It is constant, as a schedule collects attempts over a long life."""
 NAME_BYTES = 170
-"""A name followed by the time of a tick must still be a valid id."""
+"""The longest name: with the time of a tick appended, it must still be a valid id."""
 KEPT = frozenset(JobState) - {JobState.CANCELED, JobState.COMPLETED}
-"""The states of an existing schedule. A failed one is listed too: an operator must see it."""
+"""The states of an existing schedule. A failed schedule is listed, too: an operator must see it."""
 OPEN = KEPT - {JobState.FAILED}
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Timing(Struct, frozen=True):
-    """When: at the ticks of a cron expression in a time zone, or at an interval in milliseconds."""
+    """When a schedule is due: by a cron expression in a time zone, or at an interval in milliseconds."""
 
     cron: str | None = None
     every_ms: int | None = None
@@ -54,7 +52,7 @@ class Definition(Struct, frozen=True):
 
 
 class Schedule(Struct, frozen=True):
-    """A schedule as it is. `next_at` is the tick that it waits for, or that is overdue."""
+    """A schedule as it is now. `next_at` is the tick that it waits for, or an overdue one."""
 
     name: str
     definition: Definition
@@ -64,7 +62,7 @@ class Schedule(Struct, frozen=True):
 
 
 class _Document(Struct, frozen=True, omit_defaults=True):
-    """A definition as the payload of a job: JSON, with a payload in JSON as it is."""
+    """A definition as the payload of a job: JSON. A target's payload that is JSON itself is embedded as it is."""
 
     anchor: int
     queue: str
@@ -114,7 +112,7 @@ def to_job(tenant: str, name: str, definition: Definition, run_at: int, request_
 
 
 def waker_key(schedule: JobKey) -> JobKey:
-    """The key of the job that wakes a schedule. No schedule's name has a control character."""
+    """The key of the job that wakes a schedule. It has a control character, which no schedule's name has."""
     return schedule._replace(id=f"\x1f{schedule.id}")
 
 
@@ -124,7 +122,7 @@ def woken_key(waker: JobKey) -> JobKey:
 
 
 def waker_of(schedule: JobKey, definition: Definition, request_id: str) -> NewJob:
-    """The job that wakes a schedule. If its holder dies half-way, another process finishes it."""
+    """The job that wakes a schedule. If its worker dies, another process runs it again."""
     envelope = Envelope(
         WAKER, write(definition), max_attempts=MAX_ATTEMPTS, backoff=SOON, result_ttl_ms=0, request_id=request_id
     )
@@ -138,10 +136,10 @@ def target_of(new: NewJob) -> Target:
 
 
 def job_of(tenant: str, name: str, target: Target, tick: int, next_tick: int | None) -> NewJob:
-    """The job of one tick. A second call makes the same job: a tick has at most one.
+    """The job of one tick. Every call makes the same job, so a tick has at most one.
 
-    While the job is kept, its id and request id find it in any state. After that its idempotency key does, until the
-    next tick has passed.
+    While the job is kept, its id and request id identify it in any state. After that its idempotency key does, until
+    the next tick has passed.
     """
     id = f"{name}@{tick_text(tick)}"
     ttl_ms = DAY + (0 if next_tick is None else next_tick - tick)
@@ -150,6 +148,6 @@ def job_of(tenant: str, name: str, target: Target, tick: int, next_tick: int | N
 
 
 def tick_text(tick: int) -> str:
-    """A tick as written in the id of its job: 2026-11-16T01:30:00Z, with milliseconds where it has some."""
-    at = _EPOCH + timedelta(milliseconds=tick)
+    """A tick as written in the id of its job: 2026-11-16T01:30:00Z, with milliseconds if there are any."""
+    at = moment(tick)
     return f"{at:%Y-%m-%dT%H:%M:%S}.{tick % 1000:03}Z" if tick % 1000 else f"{at:%Y-%m-%dT%H:%M:%S}Z"

@@ -1,12 +1,12 @@
-"""Text from jobs and clients, made safe to print: it must not move an operator's cursor or turn a line around."""
+"""Text from jobs and clients, made safe to print: it must not move the cursor or change the writing direction."""
 
 from __future__ import annotations
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """The text with control characters, escape sequences and direction marks spelt out as escapes.
+    """The text with control characters, escape sequences and direction marks written as escapes.
 
-    Line ends and tabs are spelt out too, unless `lines` are welcome.
+    Line ends and tabs are escaped, too, unless `lines` is set.
     """
     if text.isprintable():
         return text
@@ -15,7 +15,7 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def printable_json(text: str) -> str:
-    r"""The same JSON with such characters as `\u` escapes: any reader of JSON gets what was there before."""
+    r"""The same JSON with such characters as `\u` escapes. It parses to the same value."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)

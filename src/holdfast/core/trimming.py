@@ -1,9 +1,9 @@
 """How much of a shard's log each tenant may keep. [EVENT-2]
 
-The log of a shard is bounded, and its room is shared by level: every tenant keeps up to L events, where L is the
-largest number for which the sum over all tenants of min(kept, L) is within the bound. A tenant below the level loses
-nothing, whatever the others write. There are two levels: the soft one for events that every reader has passed, the
-hard one for events that a registered reader still waits for.
+The log of a shard is bounded. Every tenant keeps up to L events, where the level L is the largest number for which the
+sum over all tenants of min(kept, L) is within the bound. A tenant below the level loses nothing, however much the
+others write. There are two levels: the soft one for events that every reader has passed, the hard one for events that
+a registered reader has yet to read.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def excess(kept: Mapping[str, int], keep_events: int, bound: int) -> dict[str, E
 
 
 class Trimming:
-    """Decides which events to trim. Ask in log order: once an event of a tenant is kept, so are its later ones."""
+    """Decides which events to trim. Ask in log order: after the first event of a tenant that is kept, all are kept."""
 
     def __init__(self, pending: dict[str, Excess], slowest: Callable[[str], float]) -> None:
-        """`slowest` says up to which place all readers that concern a tenant have read."""
+        """`slowest` returns the place up to which all readers of a tenant have read."""
         self.pending = pending
         """The tenants whose next events may have to be trimmed."""
         self._slowest = slowest

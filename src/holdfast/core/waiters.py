@@ -1,9 +1,9 @@
 """Direct hand-off, as the waiting worker sees it. [CLAIM-3]
 
-A worker that finds fewer jobs than it has room for registers with the store as a waiter. An enqueue can then lease a
-new job to it in the same step and send it to the worker's inbox: that is a direct hand-off. Each claim ends the
-worker's last registration and makes a new one, with a number of its own. Jobs that were handed off under an earlier
-registration and have not arrived yet count against the worker's room. Times are those of the worker's own clock.
+A worker that finds fewer jobs than it has free slots registers with the store as a waiter. An enqueue can then lease a
+new job to the worker in the same step and send it to the worker's inbox: a direct hand-off. Each claim ends the
+worker's last registration and makes a new one with a new number. Jobs that were handed off under an earlier
+registration and have not arrived yet count against the free slots. Times are those of the worker's own clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIN_LEASE_MS = 3_000
 IN_FLIGHT_S = 1.0
 """How long to wait for jobs in flight: when a worker leaves, and when its room is counted."""
 RECHECK_MS = 20
-"""When to claim again if room was kept for jobs in flight: they may be lost."""
+"""When to claim again if slots are kept free for jobs in flight: those jobs may be lost."""
 
 
 class Registration(Struct, eq=False):
@@ -28,7 +28,7 @@ class Registration(Struct, eq=False):
     number: int = 0
     sent_at: float = 0.0
     lease_until: float = 0.0
-    """When the lease of a job that is handed off under it ends, at the latest."""
+    """The latest end of a lease that is handed off under it."""
     room: int = 0
     received: int = 0
     inbox: int = 0
@@ -36,7 +36,7 @@ class Registration(Struct, eq=False):
     handed_off: int = 0
     """Jobs handed off under it, as the store said when the registration ended."""
     expected_until: float = 0.0
-    """Until when those of them that have not arrived are counted as in flight."""
+    """Until when jobs that have not arrived count as in flight."""
 
 
 class Registrations(Struct, eq=False):
@@ -44,34 +44,34 @@ class Registrations(Struct, eq=False):
 
     last: Registration = field(default_factory=Registration)
     open: dict[int, Registration] = field(default_factory=dict[int, Registration])
-    """Those under which jobs may still arrive, by number."""
+    """The registrations under which jobs may still arrive, by number."""
 
     @property
     def needs_claim(self) -> bool:
-        """Whether half of the room or more is used up: only a claim makes new room."""
+        """Whether half of the room or more is used up. Only a claim makes new room."""
         return self.last.room - self.last.received <= self.last.room // 2
 
     def begin(self, now: float, lease_ms: int) -> Registration:
-        """A new registration, which is about to be sent."""
+        """Make a registration, to be sent next."""
         self.open = {number: one for number, one in self.open.items() if one.lease_until > now}
         number = self.last.number + 1
         self.last = self.open[number] = Registration(number, now, now + lease_ms / 1000)
         return self.last
 
     def confirm(self, room: int) -> None:
-        """The store has the last registration, for this many jobs; 0: nothing can arrive under it."""
+        """The store has the last registration, for `room` jobs. 0: nothing can arrive under it."""
         self.last.room = room
         if not room:
             self.open.pop(self.last.number, None)
 
     def ended(self, handed_off: int, now: float) -> None:
-        """The store has ended the last registration; this many jobs were handed off under it."""
+        """The store has ended the last registration, after handing off this many jobs under it."""
         if self.last.handed_off != handed_off:
             self.last.handed_off = handed_off
             self.last.expected_until = now + IN_FLIGHT_S
 
     def in_flight(self, now: float, inbox: int, received: Mapping[int, int] | None = None) -> int:
-        """How many jobs are in flight to this inbox. `received` overrides what has arrived, by number."""
+        """How many jobs are in flight to this inbox. `received`, by number, overrides the counts of arrived jobs."""
         received = {} if received is None else received
         return sum(
             max(0, one.handed_off - received.get(number, one.received))
@@ -80,7 +80,7 @@ class Registrations(Struct, eq=False):
         )
 
     def arrived(self, number: int, count: int) -> Registration | None:
-        """Jobs arrived under this registration; None: it is so old that their lease is over by our clock. [LEASE-4]"""
+        """Count jobs that arrived under a registration. None: it is so old that their leases have ended. [LEASE-4]"""
         one = self.open.get(number)
         if one is not None:
             one.received += count
@@ -88,10 +88,10 @@ class Registrations(Struct, eq=False):
 
 
 def registered_ms(lease_ms: int) -> int:
-    """How long a registration lasts: the lease is counted from when it was sent."""
+    """How long a registration lasts. The leases under it count from when it was sent."""
     return lease_ms // 3
 
 
 def renew_at(now: int, lease_ms: int) -> int:
-    """When to claim again at the latest: before the registration ends."""
+    """When to claim again at the latest, before the registration ends."""
     return now + lease_ms * 4 // 15

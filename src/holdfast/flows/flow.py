@@ -5,7 +5,7 @@
     b = flow.add(load.message(), after=[a])
     ticket = await queue.start(flow)
 
-A flow is itself a job, in the reserved queue `holdfast:flows`, led by a process that does upkeep. See
+A flow is itself a job, in the reserved queue `holdfast:flows`. A process that does maintenance leads it. See
 docs/howto/flows.md for use, docs/adr/0014-schedules-and-flows.md for the reasons.
 """
 
@@ -38,16 +38,17 @@ from holdfast.core.flow import (
 from holdfast.core.job import RESULT_TTL, TERMINAL, Cancel, Job, JobKey, JobState, NewJob, SetResultTtl
 from holdfast.core.lifecycle import DEFAULT_RETENTION
 from holdfast.core.names import FLOWS, check_type
+from holdfast.core.times import moment
 from holdfast.ids import new_id
 from holdfast.jobs import codec as codecs
 from holdfast.jobs.definition import Message, untyped
-from holdfast.jobs.options import EnqueueOptions, Resolved, Seconds, duration_ms, moment, resolve
+from holdfast.jobs.options import EnqueueOptions, Resolved, Seconds, duration_ms, resolve
 from holdfast.store import Store
 
 R = TypeVar("R")
 
 BATCH = 100
-"""The most steps read in one call: each comes with its payload and its result."""
+"""The most steps read in one call: each has its payload and its result."""
 MAX_NAMED = 20
 _BROKEN = (JobState.FAILED, JobState.RETRYING)
 _NOT_A_STEPS = ("id", "idempotency_key", "idempotency", "replace_failed")
@@ -65,7 +66,7 @@ class StepOptions(TypedDict, total=False):
 
 
 class FlowStep(Generic[R]):
-    """A step of a flow, to be named in `after=`. Made by `Flow.add`."""
+    """A step of a flow, for use in `after=`. Made by `Flow.add`."""
 
     __slots__ = ("after", "flow", "message", "name", "options")
 
@@ -81,8 +82,8 @@ class FlowStep(Generic[R]):
 class Flow:
     """Jobs that wait for each other, to be started as one by `queue.start(flow)`.
 
-    `name` says what kind of flow it is, `id` which one (by default a new one); `result_ttl` how long the flow is kept
-    when it has completed. Raises InvalidName or InvalidOption.
+    `name` is the kind of flow, `id` identifies this one (by default it is made), `result_ttl` is how long the flow is
+    kept after it has completed. Raises InvalidName or InvalidOption.
     """
 
     def __init__(self, name: str, id: str | None = None, *, result_ttl: Seconds | None = None) -> None:
@@ -122,7 +123,7 @@ class Flow:
         name: str | None = None,
         **options: Unpack[StepOptions],
     ) -> FlowStep[Any]:
-        """Add a step that is enqueued when those in `after` have completed; without any, at once.
+        """Add a step. It is enqueued when the steps in `after` have completed; without any, at once.
 
         `name` is by default its number, from "1". Raises InvalidName or InvalidOption.
         """
@@ -135,13 +136,13 @@ class Flow:
             raise InvalidOption("flow", f"{MAX_STEPS} steps are allowed; start another flow at its end")
         name = str(len(self._steps) + 1) if name is None else check_step_name(name)
         if name in self._steps:
-            raise InvalidOption("name", f"there is a step {name[:80]!r} already; give each its own name=")
+            raise InvalidOption("name", f"there is a step {name[:80]!r} already; give each step its own name=")
         step = FlowStep(self, name, made, self._before(after), resolve(said))
         self._steps[name] = step
         return step
 
     def job(self, tenant: str, jobs: Sequence[NewJob], headers: dict[str, str] | None) -> NewJob:
-        """The flow as the job it is, given those that its steps will be. Raises PayloadTooLarge, InvalidOption."""
+        """The flow's job, made from the jobs of its steps. Raises PayloadTooLarge, InvalidOption."""
         places = {name: place for place, name in enumerate(self._steps)}
         steps = [
             Step(
@@ -163,7 +164,7 @@ class Flow:
         found: dict[str, FlowStep[Any]] = {}
         for step in after:
             if not isinstance(step, FlowStep):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise InvalidOption("after", f"{step!r} is not a step; use what flow.add() gave back")
+                raise InvalidOption("after", f"{step!r} is not a step; use what flow.add() returned")
             if step.flow is not self:
                 raise InvalidOption("after", f"{step!r} is of another flow; a step waits for steps of its own flow")
             found[step.name] = step
@@ -174,19 +175,19 @@ class Flow:
 
 
 def new_flow(key: JobKey, plan: Plan, request_id: str, result_ttl_ms: int, headers: dict[str, str] | None) -> NewJob:
-    """A flow's job, checked. Raises InvalidName, InvalidOption, or PayloadTooLarge for all payloads together."""
+    """A flow's job, checked. Raises InvalidName, InvalidOption, or PayloadTooLarge for the sum of all payloads."""
     new = flow_job(key, check_plan(plan, key.id), request_id, result_ttl_ms, headers)
     codecs.check_size(new.envelope.payload)
     return new
 
 
-# What became of it --------------------------------------------------------------------------------------------
+# Records -----------------------------------------------------------------------------------------------------
 
 
 class StepRecord(Struct, frozen=True):
-    """A step as it was when its flow was looked up.
+    """A step as it was when its flow was read.
 
-    One that is no job yet is "blocked", or "ready" if its turn has come.
+    A step that is not a job yet is "blocked", or "ready" if it can start.
     """
 
     name: str
@@ -197,13 +198,13 @@ class StepRecord(Struct, frozen=True):
     state: JobState
     attempts: int = 0
     error: str | None = None
-    """Of a step that failed or is to be tried again: the last error, as `type: message`."""
+    """The last error of a failed or retrying step, as `type: message`."""
     enqueued_at: datetime | None = None
     finished_at: datetime | None = None
 
 
 class FlowRecord(Struct, frozen=True):
-    """A flow as it was when it was looked up. A snapshot: it does not change by itself."""
+    """A flow as it was when it was read. A snapshot: it does not change by itself."""
 
     id: str
     name: str
@@ -214,7 +215,7 @@ class FlowRecord(Struct, frozen=True):
     finished_at: datetime | None = None
     replays: int = 0
     error: str | None = None
-    """Of a failed flow: which steps did not complete."""
+    """For a failed flow: which steps did not complete."""
 
     def step(self, name: str) -> StepRecord:
         """The step of that name. Raises KeyError."""
@@ -229,7 +230,7 @@ async def flow_record(store: Store, flow: Job) -> FlowRecord:
     plan = plan_of(flow.envelope)
     places = {step.name: place for place, step in enumerate(plan.steps)}
     records: dict[int, StepRecord] = {}
-    # Made batch by batch: a job comes with its payload and its result, which are not kept.
+    # Read in batches, so that not all payloads and results are in memory at once.
     async for part in own_steps(store, flow):
         for step, job in part:
             place = places[step.name]
@@ -270,7 +271,7 @@ def _step_record(flow: Job, plan: Plan, place: int, state: JobState, job: Job | 
     names = [plan.steps[before].name for before in step.after]
     if job is None:
         return StepRecord(step.name, key.id, key.queue, step.envelope.type, names, state)
-    # Errors stay with a job that was tried again or replayed: they are its history, not what has become of it.
+    # A job keeps its errors when it is retried or replayed: they are its history, not its outcome.
     last = job.errors[-1] if job.errors and state in _BROKEN else None
     return StepRecord(
         step.name,
@@ -287,7 +288,7 @@ def _step_record(flow: Job, plan: Plan, place: int, state: JobState, job: Job | 
 
 
 async def own_steps(store: Store, flow: Job) -> AsyncGenerator[list[tuple[Step, Job]]]:
-    """The steps of this life of a flow that are jobs, some at a time. Another's job of the same id is none of them."""
+    """The steps of this life of a flow that are jobs, in batches. Other jobs under a step's id are left out."""
     steps = plan_of(flow.envelope).steps
     for start in range(0, len(steps), BATCH):
         part = steps[start : start + BATCH]
@@ -296,10 +297,10 @@ async def own_steps(store: Store, flow: Job) -> AsyncGenerator[list[tuple[Step, 
 
 
 async def end_steps(store: Store, flow: Job, state: JobState) -> None:
-    """Let the steps of a flow that has ended end with it.
+    """Bring the steps of an ended flow to an end, too.
 
-    Those of a canceled flow are canceled. Those of a failed one are kept: they are its memory, should it be replayed.
-    Else each is kept from now on as long as it says itself. [CANCEL-1, RESULT-1]
+    A canceled flow's steps are canceled. A failed flow's steps are kept for a replay of the flow. A completed flow's
+    steps are kept for their own retention from now on. [CANCEL-1, RESULT-1]
     """
     async for steps in own_steps(store, flow):
         if state is JobState.CANCELED:

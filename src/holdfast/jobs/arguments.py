@@ -1,4 +1,4 @@
-"""A function's parameters as one struct: bound and written fast on the way out, read typed on the way in."""
+"""A function's parameters as one struct, which binds and encodes arguments fast and decodes them by type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IMMUTABLE = (str, bytes, int, float, bool, type(None))
 
 
 class Arguments:
-    """The parameters of one function. The struct type is made once, when it is first needed."""
+    """The parameters of one function. The struct type is made once, at its first use."""
 
     def __init__(self, function: Callable[..., Any], name: str, locals_: dict[str, Any]) -> None:
         self._name = name
@@ -35,17 +35,17 @@ class Arguments:
             self.result_type = Any
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Struct:
-        """The arguments of a call as a struct. Raises InvalidPayload where the function would refuse them."""
+        """The arguments of a call as a struct. Raises InvalidPayload if the function would refuse them."""
         if not self._plain:
             return self._bind_slowly(args, kwargs)
         try:
             return self.type(*args, **kwargs)
         except TypeError:
-            # The signature says it better than the struct does.
+            # The signature's error is clearer than the struct's.
             return self._bind_slowly(args, kwargs)
 
     def encode(self, value: Struct, codec: str) -> bytes:
-        """Write bound arguments. What a worker could not read back is refused here, where the mistake is."""
+        """Encode bound arguments. What a worker could not read back is refused here, in the producer."""
         try:
             data = codecs.encode(value, codec)
             if codec == "json":
@@ -57,21 +57,21 @@ class Arguments:
         return data
 
     def decode(self, data: bytes, codec: str) -> Struct:
-        """Read arguments. Raises InvalidPayload where they do not fit the function."""
+        """Decode arguments. Raises InvalidPayload if they do not fit the function."""
         try:
             return codecs.decode(data, codec, self.type)
         except InvalidPayload as error:
             self._refuse(error)
 
     def convert(self, value: dict[str, Any]) -> Struct:
-        """Arguments from decoded builtins, after upcasting."""
+        """Convert decoded builtins to arguments, after upcasting."""
         try:
             return codecs.convert(value, self.type)
         except InvalidPayload as error:
             self._refuse(error)
 
     def unpack(self, value: Struct) -> tuple[list[Any], dict[str, Any]]:
-        """What to call the function with."""
+        """The arguments to call the function with."""
         found = {name: part for name, part in asdict(value).items() if part is not UNSET}
         if self._plain:
             return [], found
@@ -108,7 +108,7 @@ class Arguments:
 
 
 def _hints(function: Callable[..., Any], locals_: dict[str, Any]) -> dict[str, Any]:
-    """The annotations of a function as types. A return type that cannot be found counts as Any."""
+    """The annotations of a function as types. A return type that cannot be resolved counts as Any."""
     annotations = dict(inspect.unwrap(function).__annotations__)
     returns = {"return": annotations.pop("return")} if "return" in annotations else {}
     try:
@@ -148,7 +148,7 @@ def _field(parameter: inspect.Parameter, hints: dict[str, Any]) -> tuple[str, An
     if default is None:
         hint = hint | None if hint is not Any else hint
     if not _is_writable(default):
-        # Left out of the payload: the function falls back to its own default.
+        # It is left out of the payload, so the function uses its own default.
         return parameter.name, _readable(hint) | UnsetType, UNSET
     if isinstance(default, _IMMUTABLE):
         return parameter.name, _readable(hint), default

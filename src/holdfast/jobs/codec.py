@@ -1,8 +1,8 @@
-"""Codecs: how payloads and results become bytes, and the one rule for what may not. [ENQ-6]
+"""Codecs: how payloads and results become bytes, and which values are refused. [ENQ-6]
 
-A codec is named in every envelope, so a worker knows how to read what it gets. `json` (the default) and
-`msgpack` are here; `register` adds others. Whatever the codec, the same values are refused: NaN and infinity,
-integers beyond 64 bits, unpaired surrogates, NUL characters, nesting deeper than 100.
+Every envelope names its codec, so a worker knows how to read it. `json` (the default) and `msgpack` are built in;
+`register` adds others. Every codec refuses the same values: NaN and infinity, integers beyond 64 bits, unpaired
+surrogates, NUL characters, nesting deeper than 100.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NESTING_LIMIT = 100
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 
 CANNOT = (TypeError, ValueError, ArithmeticError, RecursionError, NotImplementedError)
-"""What a codec may raise about a value."""
+"""The errors that a codec may raise for a bad value."""
 
 _BACKSLASH = ord("\\")
 _DIGITS = b"0123456789"
@@ -32,7 +32,7 @@ _MSGSPEC_ERROR = re.compile(r"(.*?)(?: - at (?:`key` in )?`(.*)`)?", re.DOTALL)
 
 
 class Codec(Protocol):
-    """How values of one encoding are written and read. It need not check anything: `encode` does."""
+    """How values of one encoding are written and read. It need not check the values: the function `encode` does."""
 
     @property
     def name(self) -> str: ...
@@ -43,7 +43,7 @@ class Codec(Protocol):
 
 
 def register(codec: Codec) -> None:
-    """Make a codec known in this process, in producers and workers alike. A name is taken once."""
+    """Register a codec in this process, which may be a producer or a worker. A name can be registered once."""
     known = _codecs.setdefault(codec.name, codec)
     if known is not codec:
         raise InvalidOption("codec", f"{codec.name!r} is already registered")
@@ -58,7 +58,7 @@ def get(name: str) -> Codec:
 
 
 def encode(value: Any, codec: str = "json") -> bytes:
-    """Write a payload or a result. Raises InvalidPayload with the reason and the place in the value."""
+    """Encode a payload or a result. Raises InvalidPayload with the reason and the path in the value."""
     writer = get(codec)
     if writer is not _json:
         check_value(value)
@@ -73,7 +73,7 @@ def encode(value: Any, codec: str = "json") -> bytes:
 
 
 def decode(data: bytes, codec: str = "json", type: Any = Any) -> Any:
-    """Read what `encode` wrote, as `type`. Raises UnknownCodec, or InvalidPayload if it does not fit."""
+    """Decode what `encode` wrote, as `type`. Raises UnknownCodec, or InvalidPayload if it does not fit."""
     try:
         return get(codec).decode(data, type)
     except CANNOT as error:
@@ -81,7 +81,7 @@ def decode(data: bytes, codec: str = "json", type: Any = Any) -> Any:
 
 
 def decode_json_text(data: bytes | str) -> Any:
-    """Read JSON that comes from outside, and hold it to the same rule as values from Python."""
+    """Decode JSON from outside, and refuse the same values as `encode`."""
     text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
     value = decode(text)
     if _is_suspect(text):
@@ -90,7 +90,7 @@ def decode_json_text(data: bytes | str) -> Any:
 
 
 def check_json_text(data: bytes) -> bytes:
-    """Return JSON from outside, known to be well-formed, if it holds to that rule. Raises InvalidPayload."""
+    """Return well-formed JSON from outside if `encode` would take its values. Raises InvalidPayload."""
     if _is_suspect(data):
         check_value(decode(data))
     return data
@@ -104,8 +104,8 @@ def check_size(data: bytes, limit: int = PAYLOAD_LIMIT) -> bytes:
 
 
 def check_value(value: Any) -> None:
-    """Raise InvalidPayload, with the path, for a part of `value` that no store may be given."""
-    # Open containers as iterators, and the key of each: a leaf costs no memory, and the path is at hand.
+    """Raise InvalidPayload, with the path, if a part of `value` cannot be stored."""
+    # A stack of the open containers, each an iterator with its key. A leaf costs no memory, and the keys make the path.
     opened: list[Iterator[tuple[Any, Any]]] = [iter([("", value)])]
     path: list[Any] = []
     while opened:
@@ -142,7 +142,7 @@ _PLAIN = (str, int, float, bytes, type(None), *_CONTAINERS)
 
 
 def _is_suspect(data: bytes) -> bool:
-    """Whether JSON bytes could hide a refused value: msgspec writes NaN as null, the rest is visible."""
+    """Whether JSON bytes could hide a refused value. msgspec writes NaN as null; the others are visible in the text."""
     # `find` and the guards are for speed: this runs for every payload, and `in` is slow on bytes.
     return (
         data.find(b"null") >= 0
@@ -162,7 +162,7 @@ def _parts(value: dict[Any, Any] | list[Any], path: list[Any]) -> Iterator[tuple
 
 
 def _plain(value: Any, path: list[Any]) -> Any:
-    """A struct, dataclass, model or enum taken apart one level or more; anything else as it is."""
+    """A struct, dataclass, model or enum converted to builtins, one level or more. Anything else as it is."""
     try:
         plain = msgspec.to_builtins(value, enc_hook=_enc_hook)
     except RecursionError:
@@ -184,7 +184,7 @@ def _text_fault(text: str) -> str:
 
 
 def _show(path: list[Any]) -> str:
-    """A path whose first key stands for the value itself."""
+    """The path as text. Its first key means the value itself."""
     return "$" + "".join(f"[{key}]" if isinstance(key, int) else f".{_printable(key)}" for key in path[1:])
 
 
@@ -193,7 +193,7 @@ def _printable(key: Any) -> str:
 
 
 def unreadable(codec: str, error: Exception) -> InvalidPayload:
-    """The error of a decoder as one of our own."""
+    """A decoder's error as an InvalidPayload."""
     if isinstance(error, RecursionError):
         return InvalidPayload(f"nested deeper than {NESTING_LIMIT}")
     if isinstance(error, msgspec.ValidationError) and (match := _MSGSPEC_ERROR.fullmatch(str(error))):
@@ -202,7 +202,7 @@ def unreadable(codec: str, error: Exception) -> InvalidPayload:
     return InvalidPayload(f"not readable as {codec}: {error}")
 
 
-# Pydantic is never imported here: a model brings its own methods along. ----------------------------------
+# Pydantic is never imported here: a model has methods of its own. ----------------------------------
 
 
 def _enc_hook(value: Any) -> Any:
@@ -218,7 +218,7 @@ def _dec_hook(type_: Any, value: Any) -> Any:
     validate = getattr(type_, "model_validate_json", None)
     if validate is None:
         raise NotImplementedError(f"objects of type {type_.__qualname__} cannot be decoded")
-    # By way of JSON text: a strict model takes a date from a string there, and only there.
+    # Through JSON text: a strict model accepts a string for a date only from there.
     return validate(_json.encode(value))
 
 
@@ -253,7 +253,7 @@ def _msgpack_decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def convert(value: Any, type: Any) -> Any:
-    """Decoded builtins as `type`. Raises InvalidPayload if they do not fit."""
+    """Convert decoded builtins to `type`. Raises InvalidPayload if they do not fit."""
     try:
         return msgspec.convert(value, type, dec_hook=_dec_hook, str_keys=True)
     except CANNOT as error:
@@ -261,7 +261,7 @@ def convert(value: Any, type: Any) -> Any:
 
 
 def reader(type: Any) -> Callable[[bytes | memoryview], Any]:
-    """Reads JSON as `type`, and raises as msgspec does: for callers that read many values of one type."""
+    """Return a decoder of JSON as `type` that raises msgspec's errors, to read many values of one type."""
     return _json_decoder(type).decode
 
 

@@ -1,4 +1,4 @@
-"""What a handler can know and say about the job it is running: `current_job()`."""
+"""The job that a handler is running: `current_job()` shows it, takes its progress, and enqueues more jobs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from holdfast.blobs import BlobRef, Blobs, check_owner
 from holdfast.core.errors import InvalidOption
 from holdfast.core.flow import steps_before
 from holdfast.core.job import FLOW_HEADER, Envelope, Job, JobState, Progress
+from holdfast.core.times import EPOCH
 from holdfast.jobs.fields import JobFields
-from holdfast.jobs.options import EPOCH, EnqueueOptions
+from holdfast.jobs.options import EnqueueOptions
 from holdfast.telemetry.logging import Logger, NullLogger, get_logger
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ R = TypeVar("R")
 PROGRESS_TEXT_LIMIT = 1024
 
 _logger = get_logger("holdfast.job")
-# One lock for all flags: they are touched for an instant, and a lock per job would cost more than it saves.
+# One lock for all flags: it is held for an instant, and a lock for each job would cost more than it saves.
 _flags = threading.Lock()
 
 
 class CancelFlag:
-    """Set when the running job was canceled. For async code and threads alike. [CANCEL-2]
+    """Set when the running job was canceled. It works in async code and in threads. [CANCEL-2]
 
     `is_set()` asks, `await flag` waits on the event loop, `flag.wait(timeout)` blocks a thread.
     """
@@ -44,7 +45,7 @@ class CancelFlag:
     def __init__(self) -> None:
         self._set = False
         self.noticed = False
-        """Whether the handler has seen it set: what it returns then may be half done."""
+        """Whether the handler has seen it set. Its return value may then be incomplete."""
         self._event: threading.Event | None = None
         self._waiters: set[asyncio.Future[None]] | None = None  # Made when needed: every job has a flag.
 
@@ -53,7 +54,7 @@ class CancelFlag:
         return self._set
 
     def set(self) -> None:
-        """Tell the handler. From any thread; twice is harmless."""
+        """Set the flag. It can be called from any thread, and more than once."""
         with _flags:
             self._set = True
             event, waiters = self._event, list(self._waiters or ())
@@ -65,7 +66,7 @@ class CancelFlag:
                 loop.call_soon_threadsafe(_wake, waiter)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block this thread until the job is canceled or the time is over; whether it was."""
+        """Block this thread until the job is canceled or the time is over. Returns whether it was canceled."""
         with _flags:
             event = self._event = self._event or threading.Event()
         return self.is_set() or (event.wait(timeout) and self.is_set())
@@ -96,25 +97,25 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 class Completer(Protocol):
-    """What completes a job inside its handler's own transaction: the worker."""
+    """The part of a worker that completes a job inside its handler's own transaction."""
 
     async def complete(self, context: JobContext, connection: Any, result: Any) -> None: ...
     def complete_sync(self, context: JobContext, connection: Any, result: Any) -> None: ...
 
 
 class Clients(Protocol):
-    """What gives a handler the Queue of its job's tenant: the worker."""
+    """The part of a worker that gives a handler the Queue of its job's tenant."""
 
     def of(self, tenant: str) -> Any: ...
 
 
 class JobContext(JobFields):
-    """The job a handler is running. Made by the worker; a handler gets it from `current_job()`."""
+    """The job that a handler is running. The worker makes it; a handler gets it from `current_job()`."""
 
     __slots__ = ("_blobs", "_clients", "_completer", "_deadline_ms", "_log", "_on_progress", "canceled")
 
     canceled: CancelFlag
-    """Set when the job was canceled, or its handler is to end for another reason. [CANCEL-2]"""
+    """Set when the job was canceled, or when its handler must end for another reason. [CANCEL-2]"""
 
     def __init__(
         self,
@@ -141,17 +142,17 @@ class JobContext(JobFields):
 
     @property
     def attempt(self) -> int:
-        """Which run this is, from 1. [RETRY-1]"""
+        """The number of this run, from 1. [RETRY-1]"""
         return self._job.attempts
 
     @property
     def fence(self) -> int:
-        """Grows with every lease of a job: pass it to what must not obey an older run. [LEASE-5]"""
+        """Grows with every lease of the job. Pass it to systems that must reject an older run. [LEASE-5]"""
         return int(self._job.token)
 
     @property
     def deadline(self) -> datetime:
-        """Until when the lease holds, by the store's clock; the worker moves it on as it renews."""
+        """When the lease ends, by the store's clock. The worker extends it while the handler runs."""
         return EPOCH + timedelta(milliseconds=self._deadline_ms)
 
     @property
@@ -160,12 +161,12 @@ class JobContext(JobFields):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What the producer sent along, such as its trace."""
+        """Headers that the producer set, such as its trace."""
         return self._job.envelope.headers or {}
 
     @property
     def flow(self) -> str | None:
-        """The id of the flow that this job is a step of, if it is one."""
+        """The id of the flow if this job is a step of one, else None."""
         return self.headers.get(FLOW_HEADER)
 
     @property
@@ -179,9 +180,9 @@ class JobContext(JobFields):
         return self._log
 
     def progress(self, fraction: float, message: str = "") -> None:
-        """Say how far the job is, from 0 to 1. Cheap, from any thread; the newest report wins.
+        """Report how much of the job is done, from 0 to 1. Cheap; from any thread. The newest report wins.
 
-        Raises InvalidOption for anything else than a number from 0 to 1.
+        Raises InvalidOption for anything but a number from 0 to 1.
         """
         if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOption("progress", f"{fraction!r} is not a number from 0 to 1")
@@ -193,19 +194,19 @@ class JobContext(JobFields):
     def client(self) -> Queue:
         """The Queue of this job's tenant, on the store of the worker. The worker keeps it open: do not close it.
 
-        In a plain `def` it is a `holdfast.blocking.Queue`, whose methods work without await; the types know that with
-        `from holdfast.blocking import current_job`. Raises InvalidOption where there is no worker.
+        In a plain `def` it is a `holdfast.blocking.Queue`, whose methods need no await; import `current_job` from
+        `holdfast.blocking` to get the right types. Raises InvalidOption outside a worker.
         """
         if self._clients is None:
-            reason = "the handler was called as a plain function, so there is no queue; run it by holdfast.testing"
+            reason = "the handler was called as a plain function, so there is no queue; run it with holdfast.testing"
             raise InvalidOption("client", f"{reason}.inline_queue or in a worker")
         return self._clients.of(self.tenant)
 
     def results(self) -> Awaitable[dict[str, Any]]:
-        """In a flow: the results of the steps that this one waited for, by their names, in one read: await it.
+        """In a flow: the results of the steps that this one waited for, by step name, in one read. Await it.
 
-        In a plain `def` without await, as with `client`. Empty for a step that waited for none. Raises InvalidOption
-        for a job that is no step of a flow, ResultExpired where a result is gone.
+        In a plain `def` it needs no await, as with `client`. Empty for a step that waited for none. Raises
+        InvalidOption for a job that is no step of a flow, ResultExpired if a result is no longer kept.
         """
         if self.flow is None:
             raise InvalidOption("results", "this job is no step of a flow; read a job's result with client.result(id)")
@@ -220,18 +221,19 @@ class JobContext(JobFields):
         self, message: Any, *, connection: Any = None, **options: Unpack[EnqueueOptions]
     ) -> Ticket[Any]: ...
     def enqueue(self, message: Any, *, connection: Any = None, **options: Unpack[EnqueueOptions]) -> Any:
-        """Enqueue another job of this tenant: `client.enqueue`; in a plain `def` without await.
+        """Enqueue another job of this tenant: `client.enqueue`. In a plain `def` it needs no await.
 
-        A handler may run again: give the job an `id` or an `idempotency_key` made from this job's, and it stays one.
+        A handler may run again. To enqueue the other job once, give it an `id` or an `idempotency_key` that is made
+        from this job's.
         """
         return self.client.enqueue(message, connection=connection, **options)
 
     async def complete_in(self, connection: Any, result: Any = None) -> None:
         """Complete this job with the commit of the transaction that is open on `connection`. [ENQ-7]
 
-        Make it the last thing before the commit. Committed: the job is completed with `result`, whatever the handler
-        does or returns afterwards. Rolled back: the handler's outcome counts, as usual. Raises LeaseLost, LeaseExpired
-        or JobCanceled if the job is no longer ours to complete: let it through, so that the transaction is rolled
+        Call it last before the commit. After a commit the job is completed with `result`, whatever the handler does
+        or returns afterwards. After a rollback the handler's outcome counts, as usual. Raises LeaseLost, LeaseExpired
+        or JobCanceled if this run may no longer complete the job: do not catch it, so that the transaction is rolled
         back. Raises Unsupported on a store that joins no transaction, InvalidOption for a connection it cannot join.
         """
         await self._joins().complete(self, connection, result)
@@ -247,7 +249,7 @@ class JobContext(JobFields):
         return self._completer
 
     async def read_blob(self, ref: BlobRef) -> bytes:
-        """The bytes behind a payload's reference. One of another tenant is refused. [TENANT-1]"""
+        """The bytes of a payload's blob. A blob of another tenant is refused. [TENANT-1]"""
         check_owner(ref, self.tenant)
         if self._blobs is None:
             raise InvalidOption("blobs", "this worker's queue has no blob store; open it with blobs=URL")
@@ -261,12 +263,12 @@ class JobContext(JobFields):
         return self._blobs.read_sync(ref)
 
     def renewed(self, deadline_ms: int) -> None:
-        """For the worker: the lease now holds until then."""
+        """Called by the worker: the lease now holds until then."""
         self._deadline_ms = deadline_ms
 
 
 class _StandIn(JobContext):
-    """What handlers get when they are called as plain functions."""
+    """What `current_job()` returns in a handler that is called as a plain function."""
 
     __slots__ = ()
 
@@ -286,19 +288,19 @@ _NO_JOB = Job("", "", "", 0, Envelope("", b""), JobState.LEASED, 0, 0, attempts=
 
 
 def current_job() -> JobContext:
-    """The job being run. Outside a worker, a stand-in whose progress and log do nothing."""
+    """The job that is running. Outside a worker, a stand-in whose progress and log do nothing."""
     running = _current.get(None)
     return running if running is not None else _StandIn(_NO_JOB)
 
 
 def activate(context: JobContext) -> None:
-    """Make `context` the current job of this task or thread, which ends with the job."""
+    """Make `context` the current job of this task or thread, which ends together with the job."""
     _current.set(context)
 
 
 @contextmanager
 def active(context: JobContext) -> Generator[None]:
-    """Make `context` the current job of the code inside."""
+    """Make `context` the current job inside the `with` block."""
     token = _current.set(context)
     try:
         yield

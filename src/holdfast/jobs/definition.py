@@ -1,6 +1,6 @@
-"""`@job`: a function that can be enqueued. Typed messages out, typed arguments in, and the registry.
+"""`@job`: makes a function a job. Builds its messages, reads their payloads, and registers it by name.
 
-A payload is an object by parameter name, so that a worker in any language can read it:
+A payload is an object by parameter name, so a worker in any language can read it:
 
     @job(queue="emails")
     async def send_email(to: str, template: str = "welcome") -> str: ...
@@ -50,13 +50,13 @@ class RetryPolicy(Struct, frozen=True):
     jitter: Jitter = "full"
 
     def backoff(self) -> Backoff:
-        """The policy as it travels in the envelope. Raises InvalidOption."""
+        """The policy as stored in the envelope. Raises InvalidOption."""
         base_ms, cap_ms = duration_ms("retry.base", self.base), duration_ms("retry.cap", self.cap)
         return check_backoff(Backoff(base_ms, float(self.factor), cap_ms, self.jitter))
 
 
 class Spec(Struct, frozen=True):
-    """What all messages of one kind have in common. `codec` and `queue` None: as the Queue has it."""
+    """What all messages of one kind have in common. `codec` and `queue` None: those of the Queue."""
 
     type: str = ""
     queue: str | None = None
@@ -73,12 +73,12 @@ _UNTYPED = Spec()
 
 
 class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
-    """Something to enqueue: immutable, checked, already written down. Made by `JobDefinition.message`."""
+    """Something to enqueue: immutable, checked and usually encoded. Made by `JobDefinition.message`."""
 
     spec: Spec
     value: Any
     data: bytes | None = None
-    """The payload, in the codec of `spec` or else JSON; None: not written yet."""
+    """The payload, in the codec of `spec` or else JSON. None: not encoded yet."""
     definition: JobDefinition[..., Any, R] | None = None
     said: EnqueueOptions | None = None
     resolved: Resolved = PLAIN
@@ -93,7 +93,7 @@ class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
         retry: RetryPolicy | None = None,
         timeout: Seconds | None = None,
     ) -> Message[Any]:
-        """A message without a definition at hand, for the handler of that type or the catch-all."""
+        """A message made without a job definition, for the handler of that type or the catch-all handler."""
         if type:
             names.check_type(type)
         backoff = _backoff(retry)
@@ -103,19 +103,19 @@ class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
         return Message(spec, payload)
 
     def options(self, **options: Unpack[EnqueueOptions]) -> Message[R]:
-        """The same message with options of its own, as `enqueue` has them; they win over those of the call."""
+        """The same message with options of its own, those of `enqueue`. They win over the options of the call."""
         said: EnqueueOptions = {**(self.said or {}), **options}
         return Message(self.spec, self.value, self.data, self.definition, said, resolve(said))
 
     def encode(self, codec: str) -> tuple[bytes, str]:
-        """The payload, and the codec it is in: the definition's, else `codec`. Raises InvalidPayload."""
+        """The payload and its codec: the definition's, else `codec`. Raises InvalidPayload."""
         own = self.spec.codec
         codec = own or codec
         if self.data is not None and codec == (own or "json"):
             return self.data, codec
         value: object = self.value
         if isinstance(value, JobDefinition):
-            raise InvalidPayload(f"{value!r} is no message; enqueue its .message(...)")
+            raise InvalidPayload(f"{value!r} is not a message; enqueue its .message(...)")
         return codecs.check_size(codecs.encode(value, codec)), codec
 
     def __repr__(self) -> str:
@@ -123,7 +123,7 @@ class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
 
 
 class JobDefinition(Generic[P, C, R]):
-    """A function made a job by `@job`. Calling it calls the function; `.message()` is for enqueueing."""
+    """A function that `@job` made a job. A call runs the function; `.message()` makes a message to enqueue."""
 
     __name__: str
     __qualname__: str
@@ -140,23 +140,23 @@ class JobDefinition(Generic[P, C, R]):
         self._upcasters: dict[int, Upcaster] = {}
         self._arguments: Arguments | None = None
         if namespace:
-            # A function inside a function: the types in its annotations may only be found now.
+            # A function inside a function: only now can the types in its annotations be resolved.
             with contextlib.suppress(InvalidOption):
                 self._arguments = Arguments(function, spec.type, namespace)
 
     @property
     def name(self) -> str:
-        """The job type: the name that travels, and under which a worker finds this handler."""
+        """The job type: the name in the message, by which a worker finds this handler."""
         return self.spec.type
 
     @property
     def queue(self) -> str | None:
-        """The queue its jobs go to; None: the Queue's own."""
+        """The queue for its jobs. None: the Queue's own."""
         return self.spec.queue
 
     @property
     def timeout(self) -> timedelta | None:
-        """How long one attempt may run."""
+        """The longest that one attempt may run."""
         return None if self.spec.timeout_ms is None else timedelta(milliseconds=self.spec.timeout_ms)
 
     @property
@@ -177,14 +177,14 @@ class JobDefinition(Generic[P, C, R]):
         return value
 
     def message(self, *args: P.args, **kwargs: P.kwargs) -> Message[R]:
-        """The arguments of a call, to be enqueued. Raises InvalidPayload or PayloadTooLarge."""
+        """A message with the arguments of a call. Raises InvalidPayload or PayloadTooLarge."""
         arguments = self.arguments
         value = arguments.bind(args, kwargs)
         data = arguments.encode(value, self.spec.codec or "json")
         return Message(self.spec, value, codecs.check_size(data), cast("JobDefinition[..., Any, R]", self))
 
     def upcast(self, version: int) -> Callable[[U], U]:
-        """Register how a payload of `version` becomes one of `version + 1`: a function from dict to dict."""
+        """Register a function, from dict to dict, that makes a payload of `version` one of `version + 1`."""
         if not 1 <= version < self.spec.version:
             reason = f"{version} is not a version before {self.name}'s own, {self.spec.version}"
             raise InvalidOption("upcast", reason)
@@ -196,7 +196,7 @@ class JobDefinition(Generic[P, C, R]):
         return add
 
     def load(self, envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:
-        """What to call the function with for this message.
+        """The arguments to call the function with for this message.
 
         Raises UnknownCodec for a codec or version that this process cannot read, InvalidPayload for arguments
         that do not fit.
@@ -224,7 +224,7 @@ class JobDefinition(Generic[P, C, R]):
         return payload
 
     def __reduce__(self) -> str:
-        # By reference, like a function: the process executor imports it on the other side.
+        # Pickled by reference, like a function: the child process imports it.
         return self.__qualname__
 
     def __repr__(self) -> str:
@@ -232,7 +232,7 @@ class JobDefinition(Generic[P, C, R]):
 
 
 class JobDecorator(Protocol):
-    """What `@job(...)` gives."""
+    """What `@job(...)` returns."""
 
     @overload
     def __call__(
@@ -275,11 +275,11 @@ def job(
     version: int = 1,
     codec: str | None = None,
 ) -> Any:
-    """Make a function a job. Options are checked at once: InvalidName or InvalidOption.
+    """Make a function a job. It checks the options at once. Raises InvalidName or InvalidOption.
 
-    `name` is the job type (default: the function's name), `timeout` bounds one attempt, `max_attempts` counts
-    runs, `version` is that of the payload (see `upcast`). An `async def` runs on the event loop, a plain `def`
-    in a thread; `executor="process"` gives either a process of its own.
+    `name` is the job type (default: the function's name), `timeout` limits one attempt, `max_attempts` is the
+    number of runs, `version` is that of the payload (see `upcast`). An `async def` runs on the event loop, a plain
+    `def` in a thread. With `executor="process"`, either runs in a process of its own.
     """
     spec = Spec(
         type="",
@@ -300,12 +300,12 @@ def job(
 
 
 def find(name: str) -> JobDefinition[..., Any, Any] | None:
-    """The definition made last under that name in this process."""
+    """The latest definition of that name in this process."""
     return _registry.get(name)
 
 
 def with_policy(message: Message[R], known: KnownTypes) -> Message[R]:
-    """A message made without its definition, with what the living workers say of its type."""
+    """Complete a message made without its definition by what the live workers report of its type."""
     policy = known.types.get(message.spec.type)
     if policy is None:
         return message
@@ -317,7 +317,7 @@ def with_policy(message: Message[R], known: KnownTypes) -> Message[R]:
 
 
 def untyped(payload: Any) -> Message[Any]:
-    """A payload without a job type: it goes to the catch-all handler."""
+    """A message without a job type, for the catch-all handler."""
     if inspect.iscoroutine(payload):
         payload.close()
         raise InvalidPayload(f"the job was called, not enqueued: write {payload.__name__}.message(...)")
@@ -327,19 +327,19 @@ def untyped(payload: Any) -> Message[Any]:
 
 
 class _Call(Struct, frozen=True):
-    """A direct call of a job, to notice `enqueue(send(...))` where `enqueue(send.message(...))` is meant."""
+    """The last direct call of a job, to detect `enqueue(send(...))` instead of `enqueue(send.message(...))`."""
 
     name: str
     value: int
-    """By `id`: neither the value nor the frame is kept alive."""
+    """Identified by `id`, which keeps neither the value nor the frame alive."""
     frame: int
     line: int
     instruction: int
 
     def is_argument(self) -> bool:
-        """Whether the call that is under way now has this one among its arguments.
+        """Whether this call made an argument of the call that runs now.
 
-        Arguments run earlier in the same frame, and stand on the line of the call or below it.
+        Arguments run earlier in the same frame, on the line of the call or below it.
         """
         frame = inspect.currentframe()
         while frame is not None and id(frame) != self.frame:
@@ -348,7 +348,7 @@ class _Call(Struct, frozen=True):
 
 
 _last_call: _Call | None = None
-"""Of any thread: another thread's call has a frame that the caller's stack does not have."""
+"""The last call in any thread. A call in another thread has a frame that is not on the caller's stack."""
 
 
 def _define(
@@ -371,8 +371,8 @@ def _backoff(retry: RetryPolicy | None) -> Backoff:
     if retry is None:
         return Backoff()
     if not isinstance(retry, RetryPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
-        reason = f"{retry!r} is not a RetryPolicy, which says how long to wait"
-        raise InvalidOption("retry", f"{reason}; how often a job may run is max_attempts=, the first run included")
+        reason = f"{retry!r} is not a RetryPolicy, which sets how long to wait"
+        raise InvalidOption("retry", f"{reason}; to limit the runs, set max_attempts=, which includes the first run")
     return retry.backoff()
 
 

@@ -1,4 +1,4 @@
-"""What the record of a job and the context of its handler both show."""
+"""The fields that the record of a job and the context of its handler share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of an enqueue: what may be said about one job, and what is refused, on all stores."""
+"""The options of an enqueue, and their checks, which are the same on all stores."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from msgspec import Struct
 from holdfast.core import names
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import LONGEST, IdempotencyKey
+from holdfast.core.times import EPOCH
 
 Seconds = timedelta | float
 Idempotency = Literal["until_terminal", "until_started", "forever"] | timedelta
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ONE_MS = timedelta(milliseconds=1)
-# What comes after it cannot be shown as a datetime.
+# A later instant cannot be shown as a datetime.
 _LAST_MS = (datetime.max.replace(tzinfo=UTC) - EPOCH) // _ONE_MS
 
 _known_queue = lru_cache(maxsize=4096)(names.check_queue)
@@ -27,17 +27,17 @@ check_type = lru_cache(maxsize=4096)(names.check_type)
 
 
 def check_queue(name: str) -> str:
-    """As `names.check_queue`, and remembered: queue names are few, and checked with every job."""
+    """`names.check_queue`, cached: queue names are few, and every job checks one."""
     return _known_queue(name) if isinstance(name, str) else names.check_queue(name)  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 def check_own_queue(name: str) -> str:
-    """As `names.check_own_queue`, and remembered."""
+    """`names.check_own_queue`, cached."""
     return _own_queue(name) if isinstance(name, str) else names.check_own_queue(name)  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 class EnqueueOptions(TypedDict, total=False):
-    """What an enqueue can say besides the message. None everywhere means: not said."""
+    """The options of an enqueue, besides the message. None: not set."""
 
     id: str | None
     queue: str | None
@@ -52,7 +52,7 @@ class EnqueueOptions(TypedDict, total=False):
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """What a schedule can say about its jobs besides the message."""
+    """The options of a schedule's jobs, besides the message."""
 
     queue: str | None
     priority: int | None
@@ -61,7 +61,7 @@ class ScheduleOptions(TypedDict, total=False):
 
 
 class Resolved(Struct, frozen=True, gc=False):
-    """Options after checking; None means: as the job definition or the queue has it."""
+    """Options after checking. None: the job definition's or the queue's."""
 
     id: str | None = None
     queue: str | None = None
@@ -75,6 +75,7 @@ class Resolved(Struct, frozen=True, gc=False):
 
 
 PLAIN = Resolved()
+_OPTIONS = EnqueueOptions.__annotations__.keys()
 
 
 def resolve(options: EnqueueOptions) -> Resolved:
@@ -84,17 +85,17 @@ def resolve(options: EnqueueOptions) -> Resolved:
     said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if not said:
         return PLAIN
-    if unknown := said.keys() - EnqueueOptions.__annotations__.keys():
-        raise TypeError(f"unknown option {min(unknown)!r}")
+    if not said.keys() <= _OPTIONS:
+        raise TypeError(f"unknown option {min(said.keys() - _OPTIONS)!r}")
     if "delay" in said and "run_at" in said:
         raise InvalidOption("delay", "give delay or run_at, not both")
     key = said.get("idempotency_key")
     if "idempotency" in said and key is None:
-        raise InvalidOption("idempotency", "says how long a key holds, and needs idempotency_key")
+        raise InvalidOption("idempotency", "sets how long a key holds, so it needs idempotency_key")
     return Resolved(
         id=_or_none(names.check_id, said.get("id")),
         queue=_or_none(check_own_queue, said.get("queue")),
-        delay_ms=duration_ms("delay", said.get("delay", 0)),
+        delay_ms=duration_ms("delay", said["delay"]) if "delay" in said else 0,
         run_at=_or_none(_check_run_at, said.get("run_at")),
         priority=_or_none(names.check_priority, said.get("priority")),
         max_attempts=_or_none(names.check_max_attempts, said.get("max_attempts")),
@@ -105,11 +106,11 @@ def resolve(options: EnqueueOptions) -> Resolved:
 
 
 def duration_ms(option: str, value: Seconds) -> int:
-    """A duration, as timedelta or seconds, in whole milliseconds. Raises InvalidOption."""
+    """A duration, a timedelta or seconds, in whole milliseconds. Raises InvalidOption."""
     if isinstance(value, timedelta):
         ms = value / _ONE_MS
     elif isinstance(value, (int, float)) and not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        # Without the noise of the product: 4.035 s are 4035 ms.
+        # Rounds the product's error away: 4.035 s are 4035 ms.
         ms = round(value * 1000.0, 6)
     else:
         raise InvalidOption(option, f"{value!r} is neither a timedelta nor a number of seconds")
@@ -119,7 +120,7 @@ def duration_ms(option: str, value: Seconds) -> int:
 
 
 def instant_ms(option: str, value: datetime) -> int:
-    """An instant in milliseconds since 1970. Raises InvalidOption where the time zone is missing."""
+    """An instant in milliseconds since 1970. Raises InvalidOption if the time zone is missing."""
     if not isinstance(value, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidOption(option, f"{value!r} is not a datetime")
     if value.utcoffset() is None:
@@ -128,13 +129,8 @@ def instant_ms(option: str, value: datetime) -> int:
 
 
 def timeout_s(value: Seconds | None) -> float | None:
-    """How long to wait, in seconds; None: without end. Raises InvalidOption."""
+    """How long to wait, in seconds. None: forever. Raises InvalidOption."""
     return None if value is None else duration_ms("timeout", value) / 1000
-
-
-def moment(ms: int) -> datetime:
-    """An instant of the store's clock as a datetime in UTC."""
-    return EPOCH + timedelta(milliseconds=ms)
 
 
 def _check_run_at(value: datetime) -> int:

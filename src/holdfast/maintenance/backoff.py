@@ -7,21 +7,21 @@ import random
 from holdfast.core.errors import StoreBusy, StoreUnavailable
 
 AWAY = (StoreUnavailable, StoreBusy, OSError)
-"""What a store raises when it is unreachable for now."""
+"""The errors of a store that is unreachable for now."""
 
 FIRST_S = 0.1
 CAP_S = 5.0
 
 
 class Pause:
-    """Growing pauses with jitter, from 0.1 s up to 5 s. A success resets them."""
+    """Growing pauses with jitter, from 0.1 s to 5 s. A success resets them."""
 
     def __init__(self, cap_s: float = CAP_S) -> None:
         self._cap_s = cap_s
         self._next_s = FIRST_S
 
     def reset(self) -> None:
-        """After a success: the next pause is short again."""
+        """Call it after a success: the next pause is short again."""
         self._next_s = FIRST_S
 
     def next_s(self) -> float:

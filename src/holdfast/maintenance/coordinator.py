@@ -2,7 +2,7 @@
 
 System jobs are ordinary jobs in reserved queues. No leader is elected: every process may run a coordinator, and the
 lease of each job decides which one serves it. After a crash the lease expires, and another coordinator claims the job.
-Handlers are idempotent: they derive the ids of the jobs they enqueue from their own job, so a takeover repeats nothing.
+Handlers are idempotent: they make the ids of the jobs they enqueue from their own job, so a takeover repeats nothing.
 
 In a worker the coordinator runs in the heartbeat's thread and on its connection, where job handlers cannot block it;
 elsewhere it runs beside the reaper. Without schedules and flows it costs one empty claim every half minute.
@@ -47,16 +47,16 @@ LEASE_MS = 30 * SECOND
 MAX_JOBS = 1_000
 """The most system jobs leased at once."""
 CROWDED_JOBS = 900
-"""From this number on, jobs that only wait are released for a while, so that others get their turn. [TENANT-4]"""
+"""From this number on, jobs that only wait are released for a while, so that others are served. [TENANT-4]"""
 MIN_WAIT_S = 1.0
-"""A job may wait this long even then, so that a flow whose steps end quickly is not delayed."""
+"""A job may wait this long all the same, so that a flow whose steps end quickly is not delayed."""
 CLAIM_LIMIT = 100
 END_S = 1.0
-"""How long each step of the end may take."""
+"""How long each step of the shutdown may take."""
 MAX_DELAY_MS = 60 * SECOND
-"""The longest delay before a job whose handler raised comes back."""
+"""The longest delay before a job whose handler raised is claimed again."""
 BROAD_HINT_S = 1.0
-"""Hints that name no job are handled together, at most this often: each of them wakes many handlers."""
+"""How often to handle hints without a job id, at most: each wakes many handlers, so they are handled together."""
 MAX_FAILURES = 10_000
 """The most jobs whose failures are counted."""
 
@@ -65,7 +65,7 @@ _log = get_logger(__name__)
 
 
 class _ActiveSystemJob(SystemContext):
-    """One lease of a system job, and the task that serves it."""
+    """One lease of a system job, with the task that serves it."""
 
     def __init__(self, coordinator: Coordinator, job: Job, sent: float) -> None:
         super().__init__(coordinator.store)
@@ -99,7 +99,7 @@ class _ActiveSystemJob(SystemContext):
         return frozenset(ended or ())
 
     def notify(self, key: JobKey | None) -> None:
-        """This watched job may have ended; None: any of them may have."""
+        """Record that this watched job may have ended. None: any of them may have."""
         if key is None:
             self._ended = None
         elif self._ended is not None:
@@ -166,12 +166,12 @@ class Coordinator:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            wakeup.arm()  # Before the claim: a hint that comes during it makes us claim again. [CLAIM-3]
+            wakeup.arm()  # Before the claim: a hint that arrives during it causes another claim. [CLAIM-3]
             sent = boot_time()
             self._queues = self._queues[1:] + self._queues[:1]
             chance = random.random()  # noqa: S311 - jitter, no secret
             request = ClaimRequest(self._tenant, self._queues, room, LEASE_MS, self._worker_id, chance)
-            # A task of its own: the end waits for a claim in flight and releases its jobs.
+            # A task of its own: the shutdown waits for a claim in flight and releases its jobs.
             self._claiming = asyncio.ensure_future(self.store.claim(request))
             try:
                 claimed = await asyncio.shield(self._claiming)
@@ -189,7 +189,7 @@ class Coordinator:
 
     def _take(self, job: Job, sent: float) -> None:
         before = self._leased.get(job.key)
-        if before is not None:  # Its lease expired unnoticed, and we claimed the job again.
+        if before is not None:  # Its lease expired unnoticed, and this process claimed it again.
             self._lose(before, "lost")
         active = self._leased[job.key] = _ActiveSystemJob(self, job, sent)
         active.task = asyncio.create_task(self._work(active), name=f"holdfast {job.queue}/{job.id}")
@@ -315,7 +315,7 @@ class Coordinator:
         except StoreBusy:
             if len(due) == 1:
                 raise
-            # Another transaction may lock one of them: it must not hold up the others.
+            # A transaction may lock one of them. The others must not wait for it.
             for one in due:
                 one.renew_at = boot_time() + LEASE_MS / 3000
                 with contextlib.suppress(StoreBusy):
@@ -342,7 +342,7 @@ class Coordinator:
             active.task.cancel()
 
     async def _release_all(self) -> None:
-        """Stop every task and release its job at once. Outcomes and claims in flight get a second."""
+        """Stop every task and release its job at once. Wait a second for outcomes and claims in flight."""
         unfinished = [one for one in self._tasks.values() if not one.ending and not one.interruption]
         items = [Finish(one.key, one.token, "release") for one in unfinished]
         for one in unfinished:
@@ -368,7 +368,7 @@ class Coordinator:
     def watch(self, active: _ActiveSystemJob, keys: frozenset[JobKey]) -> None:
         """Notify `active` when one of `keys` ends. Listens to the store only while some job is watched."""
         for key in active.watched - keys:
-            if self._watched.get(key) is active:  # Else a later lease of the same job watches it.
+            if self._watched.get(key) is active:  # Otherwise a later lease of the same job watches it.
                 del self._watched[key]
         self._watched.update(dict.fromkeys(keys, active))
         active.watched = keys
@@ -396,7 +396,7 @@ class Coordinator:
             active.notify(key)
 
     def _on_broad_hints(self) -> None:
-        """Handle together all hints without a job id that came since the last time."""
+        """Handle all hints without a job id since the last call together."""
         hints, self._broad_hints = self._broad_hints, set()
         self._broad_timer, self._broad_at = None, time.monotonic()
         if any(hint is Hint.CANCELED for hint, _, _ in hints):
@@ -407,7 +407,7 @@ class Coordinator:
             active.notify(None)
 
     def _verify(self, active: _ActiveSystemJob) -> None:
-        """The job may have been canceled: renew its lease now to find out. [CANCEL-2]"""
+        """Renew a lease now, to find out whether the job was canceled. [CANCEL-2]"""
         active.renew_at = 0.0
         self._renewal_due.set()
 

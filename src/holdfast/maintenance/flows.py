@@ -1,8 +1,8 @@
 """Runs flows: enqueues the steps that are ready, waits until they end, and enqueues the next ones.
 
-The progress of a flow is recorded only in the jobs of its steps, so a process that takes over sees the same and does
-the same. Request ids of steps derive from the flow: a repeated enqueue is answered like the first. [ENQ-8] Steps are
-enqueued under the flow's lease: a process that lost it, or whose flow was canceled, starts nothing. [LEASE-1]
+Only the jobs of its steps record a flow's progress, so a process that takes over sees the same and does the same.
+Request ids of steps are made from the flow's id: a repeated enqueue gets the first answer. [ENQ-8] Steps are enqueued
+under the flow's lease: a process that lost it, or whose flow was canceled, starts nothing. [LEASE-1]
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _FlowRun:
         self._failed_at = failed[-1] if failed else None
         self._restarted: set[int] = set()
         self._over_quota = False
-        # The steps of a young flow are young, too.
+        # The steps of a new flow are new, too: their retention need not be extended yet.
         self._pin_at = time.monotonic() + (0.0 if _is_old(flow) else PIN_EVERY_S)
 
     async def run(self) -> Finish:
@@ -147,7 +147,7 @@ class _FlowRun:
                 del unseen[place]
 
     def _makes_progress(self) -> bool:
-        """Whether this flow is not the cause of its lost leases: during the last ten a step moved, or an hour passed.
+        """Whether a step moved or an hour passed during the last ten lost leases: then the flow did not cause them.
 
         A flow that crashes its processes loses ten leases within minutes without progress, and becomes a dead
         letter. [RETRY-2]
@@ -157,7 +157,7 @@ class _FlowRun:
         return self._moved_at > since or (self._flow.claimed_at or 0) - since > HOUR
 
     def _watch(self, more: Iterable[int] = ()) -> None:
-        """Watch steps that run or are about to. Before they are read, so that no end is missed. [RESULT-2]"""
+        """Watch steps that run or will run. Call it before reading them, so that no end is missed. [RESULT-2]"""
         open_ = (place for place, state in self._states.items() if state is not COMPLETED)
         self._context.watch(self._keys[place] for place in chain(open_, self._turns.ready, more))
 
@@ -204,7 +204,7 @@ class _FlowRun:
         if not self._flow.replays:
             return False
         if self._failed_at is None:
-            # Only the last errors are kept. The flow's failure is no longer among them, so judge by the step. [RETRY-4]
+            # Only the last errors are kept. The flow's failure is not among them, so use the step's record. [RETRY-4]
             return is_behind(self._flow, job)
         return (job.finished_at or 0) <= self._failed_at
 
@@ -221,7 +221,7 @@ class _FlowRun:
             self._faults[place] = f"another job has the id {job.id!r}"
             self._foreign.add(place)
             return
-        # By sequence number: a process that is late must not delete the job that its successor has enqueued.
+        # Give the sequence number: a late process must not delete the job that its successor has enqueued.
         if job.state not in TERMINAL:
             await self._store.cancel([Cancel(job.key, seq=job.seq)])
         await self._store.purge([Purge(job.key, seq=job.seq)])
@@ -246,7 +246,7 @@ class _FlowRun:
         self._log_refusals(refusals)
 
     def _keep(self, place: int, result: Result | None) -> None:
-        """Note the size of a result and keep it while there is room. The flow's result prefers the last steps."""
+        """Record the size of a result and keep it while there is room. The flow's result prefers the last steps."""
         if result is None or place in self._sizes:
             return
         self._sizes[place] = RESULT_LIMIT + 1 if result.blob else len(result.data)

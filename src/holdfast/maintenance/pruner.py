@@ -24,7 +24,7 @@ async def prune(store: Store, blobs: Blobs | None = None) -> float:
         for name in pruned.blobs:
             await _delete(name, blobs)
         if not pruned.more:
-            # Spread, so that a fleet does not prune in step.
+            # Vary the interval, so that a fleet does not prune at the same time.
             return EVERY_S * random.uniform(0.6, 1.0)  # noqa: S311 - no secret
         await asyncio.sleep(0)
 

@@ -18,7 +18,7 @@ MIN_WAIT_S = 0.02
 async def reap(store: Store, clock: StoreClock | None = None) -> float:
     """End every lease that has expired. Returns in how many seconds to do it again.
 
-    `clock` is given the time on the store's clock.
+    It passes the store's time to `clock`.
     """
     while True:
         reaped = await store.reap(BATCH, random.random())  # noqa: S311 - jitter, no secret

@@ -22,14 +22,14 @@ from holdfast.telemetry.logging import get_logger
 _log = get_logger(__name__)
 
 PeriodicTask = Callable[[], Awaitable[float]]
-"""Runs once, and returns in how many seconds to run it again."""
+"""Runs one round, and returns in how many seconds to run the next one."""
 
 
 class Maintenance:
     """Reaps and prunes one store, and serves the schedules and flows of one tenant or of all tenants.
 
     Any number may run at once, on any machines: each task is safe beside others of its kind. With `coordinate=False`
-    the caller runs the coordinator: a worker does, because its handlers may block this event loop.
+    the caller runs the coordinator. A worker does so, because its handlers may block this event loop.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Maintenance:
                 group.create_task(self._repeat(name, task), name=f"holdfast {name}")
 
     async def _wake_schedules(self) -> float:
-        """Runs at the start, and whenever the store's clock was set back."""
+        """Wake schedules at the start, and whenever the store's clock was set back."""
         await wake_up(self._store, self._tenant)
         await self._clock.set_back()
         return 0.0

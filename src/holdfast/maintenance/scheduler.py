@@ -22,13 +22,13 @@ from holdfast.telemetry.logging import get_logger
 RETRY_MS = 10 * SECOND
 """How often to retry the enqueue of a tenant that is over its quota, until the next tick."""
 RENEW_AFTER = core.MAX_ATTEMPTS // 2
-"""After this many expired leases the attempts of a schedule are reset: they must not run out with age."""
+"""After this many expired leases the attempts of a schedule are reset: an old schedule must not run out of them."""
 ATTEMPTS_RESET = "AttemptsReset"
-"""The type of the error of a schedule that fails for a moment while its attempts are reset."""
+"""The error type of a schedule that fails for a moment while its attempts are reset."""
 RESCAN_S = 3600.0
 """How often to look for schedules that a crash left failed during the reset. Also at the start of maintenance."""
 TENANT_PAUSE_S = 0.01
-"""The pause between two tenants of a scan: there may be very many."""
+"""The pause between two tenants of a scan, as there may be very many."""
 CRASH_LOOP_MS = HOUR
 """A schedule that lost its last ten leases within this time may crash the processes that serve it."""
 
@@ -37,12 +37,12 @@ _log = get_logger(__name__)
 
 
 async def serve(job: Job, context: SystemContext) -> Finish:
-    """Serve a job of the schedules queue: a schedule, or a waker, which resets one after the clock was set back."""
+    """Serve a job of the schedules queue: a schedule, or a waker, which wakes one after the clock was set back."""
     return await (_wake(job, context.store) if job.envelope.type == core.WAKER else tick(job, context))
 
 
 async def tick(job: Job, context: SystemContext) -> Finish:
-    """Enqueue the job of the latest due tick, and come back for the next one.
+    """Enqueue the job of the latest due tick, and release the schedule until the next one.
 
     The store's clock at the claim decides which ticks are due; of several missed ticks the last one fires. The same
     tick always makes the same job, so a crash at any point loses nothing and repeats nothing.
@@ -59,7 +59,7 @@ async def tick(job: Job, context: SystemContext) -> Finish:
         return Finish(job.key, job.token, "complete", Result(b"null"))
     if job.attempts >= RENEW_AFTER and await over_quota(context.store, job.tenant) is None:
         await _reset_attempts(job, context.store)
-    # Read the store's clock again just before the release: the time in between is all that the next tick is late by.
+    # Read the store's clock just before the release: the next tick is late by the time between the two.
     delay_ms = RETRY_MS if following is None else max(0, following - await context.store.now())
     if following is not None and delay_ms > following - now + SLACK_MS:
         delay_ms = 0  # The clock was set back meanwhile, so the next tick is a different one.
@@ -102,7 +102,7 @@ async def _wake(waker: Job, store: Store) -> Finish:
     definition = core.read(waker.envelope.payload)
     done = Finish(waker.key, waker.token, "complete", Result(b"null"))
     if found is not None and sleeps_too_long(found, core.read(found.envelope.payload), now):
-        # `seq` names this very job: the schedule may have been removed and created again since we read it.
+        # `seq` names this job only: the schedule may have been removed and created again since it was read.
         if (await store.cancel([Cancel(key, only_waiting=True, seq=found.seq)]))[0] != "canceled":
             return done
         hit("scheduler.woken")
@@ -116,7 +116,7 @@ async def _wake(waker: Job, store: Store) -> Finish:
     # Under the waker's lease: if the schedule was removed meanwhile, so was its waker, and nothing is enqueued.
     new = core.to_job(key.tenant, key.id, definition, at, waker.envelope.request_id)
     await store.enqueue([new], under=Lease(waker.key, waker.token))
-    _log.warning("the clock was set back: a schedule waits for its next tick anew", tenant=key.tenant,
+    _log.warning("the clock was set back: a schedule waits for its next tick again", tenant=key.tenant,
                  schedule=key.id)  # fmt: skip
     return done
 
@@ -130,19 +130,19 @@ async def wake_up(store: Store, tenant: str | None) -> None:
             if (definition := definition_of(job)) is not None and sleeps_too_long(job, definition, page.now)
         ]
         if wakers:
-            await store.enqueue(wakers)  # Several processes may do this; one succeeds. [ENQ-2]
+            await store.enqueue(wakers)  # Of several processes that do this, one succeeds. [ENQ-2]
 
 
 async def mend(store: Store, tenant: str | None) -> float:
     """Replay schedules that failed only because they lost many leases over a long time.
 
-    The process that resets one may crash half-way, and none is reset while its tenant is over quota. Returns in how
-    many seconds to scan again.
+    The process that resets the attempts may crash before it is done, and no schedule is reset while its tenant is over
+    quota. Returns in how many seconds to scan again.
     """
     async for page in _pages(store, tenant, _FAILED):
         exhausted = [job.key for job in page.jobs if _attempts_exhausted(job)]
         if exhausted:
-            # Several processes may do this; one succeeds. [DEAD-1]
+            # Of several processes that do this, one succeeds. [DEAD-1]
             await store.replay(exhausted)
             _log.warning(
                 "failed schedules are replayed", tenant=exhausted[0].tenant, schedules=[key.id for key in exhausted]
@@ -165,7 +165,7 @@ async def _pages(store: Store, tenant: str | None, states: frozenset[JobState]) 
 
 
 def _attempts_exhausted(job: Job) -> bool:
-    """Whether a failed schedule was being reset, or lost its leases too slowly to be the cause itself. [RETRY-2]"""
+    """Whether a failed schedule was being reset, or lost its leases too slowly to have caused the losses. [RETRY-2]"""
     if not job.errors:
         return False
     first, last = job.errors[0], job.errors[-1]

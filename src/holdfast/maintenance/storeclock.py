@@ -16,7 +16,7 @@ class StoreClock:
         self._set_back = asyncio.Event()
 
     def observe(self, now: int) -> None:
-        """The store's clock showed `now` a moment ago."""
+        """Record that the store's clock showed `now`."""
         ahead_ms = now - boot_time() * 1000
         if self._ahead_ms is None or ahead_ms > self._ahead_ms:
             self._ahead_ms = ahead_ms

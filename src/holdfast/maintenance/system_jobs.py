@@ -35,10 +35,10 @@ class SystemHandler(Struct, frozen=True):
     """How the jobs of one reserved queue are served."""
 
     run: Callable[[Job, SystemContext], Awaitable[Finish]]
-    """Serves a job, which may take days. Returns its outcome, or when the job should come back.
+    """Serves a job, which may take days. Returns its outcome, or when to claim the job again.
 
     It can be canceled at any await and started again in another process. If it raises, the error is logged and the job
-    comes back later. A refusal of its own lease ends it; JobCanceled ends it as canceled.
+    is claimed again later. A refusal of its own lease ends it; JobCanceled ends it as canceled.
     """
     clean_up: Callable[[Job, SystemContext, JobState], Awaitable[None]] | None = None
-    """Cleans up after a job that has ended under our lease. Not called if the process crashes in between."""
+    """Cleans up after a job that ended under this process's lease. It is not called if the process crashes first."""

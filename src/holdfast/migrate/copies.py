@@ -3,7 +3,7 @@
 The copy has the job's id, its visible time and its envelope, except for:
 
     max_attempts    the attempts that are left, so that the job runs as often as promised [RETRY-1]
-    backoff         continues: the next delay is the one that would have been next [RETRY-3]
+    backoff         continues: the first delay of the copy is the next one of the job [RETRY-3]
     request_id      derived from the job's and the move's: it marks the copies of this move, and a job that moves back
                     is not mistaken for the one that was there before [ENQ-8]
     run_at          converted to the target's clock if that differs (a schedule's tick is absolute and stays)
@@ -42,7 +42,7 @@ class CopyMapping(Struct, frozen=True):
 def copy_of(job: Job, now: int, mapping: CopyMapping) -> NewJob:
     """The enqueue that makes a copy of a waiting job; `now` is the clock of the store that has it."""
     envelope = replace(job.envelope, request_id=request_id(job, mapping), idempotency=_key(job, now))
-    # Attempts of schedules and flows count crashed processes, and start anew in another store.
+    # Attempts of schedules and flows count crashed processes: their copies get all attempts again.
     if job.attempts and not job.queue.startswith(RESERVED):
         left = max(1, envelope.max_attempts - job.attempts)
         envelope = replace(envelope, max_attempts=left, backoff=_rest(envelope.backoff, job.attempts))
@@ -111,7 +111,7 @@ def _due(new: NewJob, found: Job) -> int | None:
     if found.token or found.envelope.request_id != new.envelope.request_id:
         return new.run_at  # It was claimed since, or another program enqueued it with its own time.
     if new.key.queue == SCHEDULES:
-        return new.run_at  # Each copy decides it anew: see `steps.renewed`.
+        return new.run_at  # Each copy computes it again: see `steps.renewed`.
     # A job that was due when it was enqueued is visible from its enqueue on.
     return new.run_at if found.visible_at == max(found.enqueued_at, new.run_at or 0) else found.visible_at
 

@@ -151,7 +151,7 @@ class MoveLog:
         await self._put({f"take:{number}": at})
 
     async def ended(self, at: int) -> None:
-        """Log that no jobs are taken away any more, for now."""
+        """Log that the removal of jobs has stopped, for now."""
         for number in self.record.began.keys() - self.record.ended.keys():
             self.record.ended[number] = at
             await self._put({f"took:{number}": at})

@@ -15,7 +15,7 @@ class MovedQueue(Struct):
     target_sum: int = 0
     """Order-free checksums (modulo 2^64) of the jobs as read in the source, and as the target has them."""
     left: int = 0
-    """Jobs that no longer waited when they were to be taken away: they stay in the source."""
+    """Jobs that stay in the source, because they no longer waited when it was their turn to be removed."""
     finished: int = 0
     """Finished jobs, which stay in the source, too."""
     paused: bool = False

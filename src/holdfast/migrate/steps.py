@@ -3,7 +3,7 @@
     copy        enqueue each job in the target, in the order in which it would be claimed [CLAIM-2]
     verify      read each copy back from the target, and compare it with the job
     take        take each job away: cancel it in the source, if the target has its copy
-    withdraw    delete copies of jobs that did not wait any more when they were to be taken, or that have changed
+    withdraw    delete copies of jobs that no longer waited at `take`, or that have changed since they were copied
 
 Each step can be repeated, by a retried task or by the mover after a killed one. It checks the mover's lease before each
 write, so that a mover whose lease is lost does not continue.
@@ -50,7 +50,7 @@ class StepInput(Struct, frozen=True):
     worker: str
     """The worker id under which the mover has its lease."""
     paused_at: int
-    """A time on the source's clock since which the source has handed out no job."""
+    """A time on the source's clock. The source has handed out no job since."""
     spans: tuple[tuple[int, int], ...] = ()
     """When this move took jobs away: a job canceled in the source at another time was canceled by its owner."""
 
@@ -185,7 +185,7 @@ async def _take(step_input: StepInput, source: Store, target: Store, page: Page,
     receipt.jobs += answers.count("canceled")
     stay = [(new, found) for (_, new, found), answer in zip(there, answers, strict=True) if answer != "canceled"]
     receipt.left += len(stay)
-    # These jobs ran or were canceled in the source, which counts.
+    # These jobs ran or were canceled in the source: their copies must not run.
     await _withdraw(target, [found for new, found in stay if found.envelope.request_id == new.envelope.request_id])
 
 

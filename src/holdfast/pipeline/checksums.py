@@ -80,9 +80,9 @@ def of_batch(batch: Any, day: date) -> Checksum:
 
 
 def _hashes(column: Any) -> Hashes:
-    """Of each value; of a null the seed, as Spark has it."""
+    """The hash of each value; for a null the seed, as Spark does."""
     if _arrow.types.is_string(column.type):
-        # Few values, and each is hashed once.
+        # Few different values: hash each of them once.
         coded = column.dictionary_encode()
         hashed = _hash_texts(coded.dictionary)
         return _where_valid(coded.indices, hashed.__getitem__)
@@ -102,19 +102,19 @@ def _where_valid(column: Any, make: Any) -> Hashes:
 
 
 def _hash_texts(texts: Any) -> Hashes:
-    """Of texts, none of them null."""
+    """The hashes of texts without nulls."""
     values = texts.cast(_arrow.binary()).to_pylist()
     return np.fromiter(map(xxhash.xxh64_intdigest, values, repeat(_SEED)), np.uint64, len(values))
 
 
 def _hash_longs(values: Any, seeds: Hashes = _SEED_ARRAY) -> Hashes:
-    """Of 64-bit numbers."""
+    """The hashes of 64-bit numbers."""
     hashes = (seeds + (_P5 + np.uint64(8))) ^ (_rotated(values.view(np.uint64) * _P2, 31) * _P1)
     return _mixed(_rotated(hashes, 27) * _P1 + _P4)
 
 
 def _hash_ints(values: Any) -> Hashes:
-    """Of 32-bit numbers."""
+    """The hashes of 32-bit numbers."""
     unsigned = values.astype(np.int32).view(np.uint32).astype(np.uint64)
     hashes = (_SEED_ARRAY + (_P5 + np.uint64(4))) ^ (unsigned * _P1)
     return _mixed(_rotated(hashes, 23) * _P2 + _P3)

@@ -1,4 +1,4 @@
-"""Decides which SQL may run: a SELECT over the lake's tables, or a condition on columns, and nothing else.
+"""Decides which SQL may run: only a SELECT over the lake's tables, or a condition on columns.
 
 Spark's SQL runs programs (`TRANSFORM ... USING`), calls Java (`java_method`) and reads any file of the machine
 (text.`/etc/passwd`). So the text is parsed here, every node of the tree must be of a kind on the lists below, and Spark

@@ -1,7 +1,7 @@
 """Moves a tenant between stores in Spark tasks, one for each queue: a single writer keeps the order.
 
 The driver holds the move's lock and decides, as in `holdfast.migrate`. A task reads one store and writes to the other,
-and returns one row, its receipt. A retried task repeats its walk: copying a job again is the same request, and a job
+and returns one row, its receipt. A retried task repeats its step: copying a job again is the same request, and a job
 that was taken away is no longer waiting.
 """
 

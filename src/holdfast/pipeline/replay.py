@@ -2,13 +2,13 @@
 
     RECEIPT/receipt.json    the request, its progress, and the check against the store
     RECEIPT/chosen          the dead letters, each with the time it failed and its replays by then
-    RECEIPT/answers         what became of each
-    RECEIPT/.turn           a lock: one task at a time looks and replays
+    RECEIPT/answers   the answer for each
+    RECEIPT/.turn           a lock: one task at a time reads and replays
 
 The set is written first. A job that has been replayed since then is not replayed again, neither by a retried task nor
 by another run with the same receipt, even if it has failed again: the store counts replays, and a dead letter is
-recognised by that count and by the time it failed. Looking and replaying are two calls, so tasks take turns. Otherwise
-an executor that Spark believes dead could replay a job that another one has just seen dead.
+recognised by that count and by the time it failed. Reading and replaying are two calls, so tasks take turns. Otherwise
+an executor that Spark has given up could replay a job after another one has read it as a dead letter.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class _Sender:
             if reason is None:
                 return
             if len(left) < len(jobs):
-                # There is progress: be patient again.
+                # There is progress: wait the full time again.
                 until, pause_s = time.monotonic() + self._patience_s, PAUSE_S
             if time.monotonic() >= until:
                 reason.add_note(

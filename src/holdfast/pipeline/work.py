@@ -56,7 +56,7 @@ _arrow = cast("Any", pa)
 
 
 class WorkPlan(Struct, frozen=True):
-    """How many workers to run, and until when. Without an end they run until their tasks are canceled."""
+    """How many workers to run, and when to stop them. By default they run until their tasks are canceled."""
 
     store: str
     tasks: int = 2

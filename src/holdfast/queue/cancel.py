@@ -11,10 +11,10 @@ from holdfast.queue.records import Cancellation
 
 
 async def cancel_job(connection: Connection, key: JobKey, *, only_waiting: bool) -> Cancellation:
-    """Cancel a job. A flow takes its steps along. [CANCEL-1]"""
+    """Cancel a job. Canceling a flow cancels its steps. [CANCEL-1]"""
     connection.check_open()
     is_flow = key.queue == FLOWS and not isinstance(connection.store, SingleTenant)
-    # Read the flow first: where canceled jobs are not kept, its steps are unknown afterwards.
+    # Read the flow first: if canceled jobs are not kept, its steps are unknown afterwards.
     flow = await connection.gets(key) if is_flow else None
     status = await connection.cancels(Cancel(key, only_waiting))
     if is_flow and status == "canceled":

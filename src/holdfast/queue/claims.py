@@ -1,11 +1,11 @@
 """Claims that can wait. [CLAIM-3]
 
-A waiting claim sleeps until a hint of the store, the next due time, or a fallback poll. Its wake-up is armed before it
-looks, so a job that comes between the look and the sleep is not missed.
+A waiting claim sleeps until a hint from the store, the next due time, or a fallback poll. It arms its wake-up before
+each read, so a job that becomes visible between the read and the sleep is not missed.
 
 Many claims can wait at one `Claimer` (the HTTP service has one for all its callers). A hint notifies one of those that
-wait in a lane (a tenant, or all, and a queue). A claim that found work there, or that leaves after it was notified,
-notifies the next. So one new job costs one look, not one for each waiting claim, and no notification is lost.
+wait in a lane (a queue of one tenant, or of all). A claim that found work there, or that leaves after it was notified,
+notifies the next. So one new job costs one read, not one for each waiting claim, and no notification is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _READY = frozenset({Hint.READY})
 
 
 class Wakeup:
-    """Notified when a job may have become visible to the claim that waits here. Belongs to one event loop."""
+    """Wakes a waiting claim when a job may have become visible to it. Belongs to one event loop."""
 
     def __init__(self, lanes: tuple[tuple[str | None, str], ...]) -> None:
         self.lanes = lanes
@@ -40,7 +40,7 @@ class Wakeup:
         self._waiter: asyncio.Future[None] | None = None
 
     def arm(self) -> None:
-        """Forget earlier notifications. Arm before looking, never after."""
+        """Drop earlier notifications. Call it before the store is read, never after."""
         self.notified = False
 
     def notify(self) -> None:
@@ -64,7 +64,7 @@ class Wakeup:
 
 
 class Claimer:
-    """Claims from one store, in one event loop, that wait for work. Start it before the first wait."""
+    """The waiting claims of one store in one event loop. Start it before the first wait."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -72,25 +72,25 @@ class Claimer:
         self._unlisten: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Listen to the store. Twice is harmless."""
+        """Listen to the store. It can be called more than once."""
         if self._unlisten is None:
             self._unlisten = self._store.listen(self._hear, _READY)
 
     def close(self) -> None:
-        """Stop listening; claims that still wait go on by due times and polls. Twice is harmless."""
+        """Stop listening. Claims that still wait use due times and polls. It can be called more than once."""
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
 
     def wakeup(self, tenant: str | None, queues: tuple[str, ...]) -> Wakeup:
-        """A wake-up for these queues of a tenant, or of all, until `leave`."""
+        """Add a wake-up for these queues of a tenant, or of all tenants, until `leave`."""
         wakeup = Wakeup(tuple((tenant, queue) for queue in queues))
         for lane in wakeup.lanes:
             self._lanes.setdefault(lane, {})[wakeup] = None
         return wakeup
 
     def leave(self, wakeup: Wakeup, *, pass_on: bool) -> None:
-        """Remove a wake-up. `pass_on` notifies the next in each of its lanes: there may be work for them."""
+        """Remove a wake-up. `pass_on` notifies the next one in each of its lanes, as there may be work for them."""
         for lane in wakeup.lanes:
             waiting = self._lanes.get(lane)
             if waiting is None:
@@ -109,10 +109,10 @@ class Claimer:
         gone: asyncio.Future[None] | None = None,
         on_look: Callable[[], None] | None = None,
     ) -> Claimed:
-        """Claim, and wait for up to `wait_s` while there is nothing. The queues are rotated between looks.
+        """Claim, and wait for up to `wait_s` while there are no jobs. It rotates the queues between the store's claims.
 
-        Once `gone` is done the wait ends, but never in the middle of a look: what that finds is still answered.
-        `on_look` is called before each look.
+        When `gone` is done the wait ends, but never during a claim of the store, whose jobs are still returned.
+        `on_look` is called before each of these claims.
         """
         if wait_s <= 0:
             return await self._store.claim(request)
@@ -157,7 +157,7 @@ class Claimer:
 
 
 class PollingInbox:
-    """A place at a store that delivers nothing."""
+    """The inbox at a store without direct hand-off: nothing arrives in it."""
 
     needs_claim = False
 
@@ -172,19 +172,19 @@ class PollingInbox:
 
 
 def inbox_at(store: Store, deliver: Deliver) -> WorkerInbox:
-    """A worker's place at a store."""
+    """A worker's inbox at a store."""
     return (store.open_inbox(deliver) if isinstance(store, DirectHandoff) else None) or PollingInbox(store)
 
 
 def pause_s(claimed: Claimed) -> float:
-    """How long to wait after a claim that got less than it wished, if no hint comes."""
-    # Spread, so that a fleet does not poll in step.
+    """How long to wait after a claim that got fewer jobs than asked for, if no hint arrives."""
+    # Vary the pause, so that a fleet does not poll at the same time.
     poll_s = POLL_S * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
     return poll_s if claimed.next_at is None else min(poll_s, (claimed.next_at - claimed.now) / 1000)
 
 
 def _notify_one(waiting: dict[Wakeup, None]) -> None:
-    """Notify the first that is not notified yet; the others will look anyway. It goes to the end of the line."""
+    """Notify the first one that is not notified yet, and move it to the end. Those notified earlier read anyway."""
     for wakeup in waiting:
         if not wakeup.notified:
             waiting[wakeup] = waiting.pop(wakeup)

@@ -91,7 +91,7 @@ class Connection:
         return Address(url, token, self.name, self.codec)
 
     async def open(self) -> None:
-        """Connect to the store. Twice is harmless. A closed connection can be opened again."""
+        """Connect to the store. It can be called more than once. A closed connection can be opened again."""
         if self._url is None:
             await self.store.open()
         if not self._is_open:
@@ -103,7 +103,10 @@ class Connection:
             self._is_open, self._was_closed = True, False
 
     async def close(self) -> None:
-        """Finish calls in flight, end every wait, and close the store, unless it was passed in. Twice is harmless."""
+        """Finish calls in flight, end every wait, and close the store unless it was passed in.
+
+        It can be called more than once.
+        """
         if not self._is_open:
             return
         self.waits.close()
@@ -129,11 +132,11 @@ class Connection:
         return JobKey(self.tenant, self.queue(queue), names.check_id(id))
 
     def queue(self, queue: str | None) -> str:
-        """The queue that a call names, else the default one."""
+        """The queue of a call. None: the default one."""
         return self.name if queue is None else check_queue(queue)
 
     async def counted(self, op: str, call: Awaitable[T]) -> T:
-        """Await one call of the store. The metrics count it if it fails."""
+        """Await one call of the store. If it fails, the metrics count it."""
         try:
             return await call
         except StoreError:
@@ -148,7 +151,7 @@ class Connection:
         try:
             return await self.counted("enqueue", self.live.enqueue(items))
         except StoreUnavailable as error:
-            # Repeat once, at once. If only the reply was lost, the request ids make the answer the same. [ENQ-8]
+            # Repeat it once, immediately. If only the reply was lost, the request ids make the answer the same. [ENQ-8]
             _log.warning("enqueue repeated", items=len(items), error=error)
             return await self.counted("enqueue", self.live.enqueue(items))
 

@@ -34,7 +34,7 @@ async def replay_many(
     type: str | None,
     error: str | None,
 ) -> list[Ticket[Any]]:
-    """Replay the named dead letters, or all that match."""
+    """Replay the dead letters of these ids, or all that match."""
     if ids is not None and (type is not None or error is not None):
         raise InvalidOption("ids", "give ids, or type and error to search by, not both")
     tickets: list[Ticket[Any]] = []
@@ -53,14 +53,14 @@ async def _named(connection: Connection, ids: Iterable[str], queue: str | None) 
 async def _matching(
     connection: Connection, queue: str | None, type: str | None, error: str | None
 ) -> AsyncIterator[Sequence[JobKey]]:
-    # A replayed job that fails again ends after this instant: it is not replayed a second time.
+    # A replayed job that fails again ends after this instant, so it is not replayed a second time.
     until = await connection.live.now()
     async for jobs in _failed_until(connection, queue, type, error, until):
         yield [job.key for job in jobs]
 
 
 async def purge(connection: Connection, key: JobKey) -> PurgeStatus:
-    """Forget one finished job. [KEEP-1]"""
+    """Remove one finished job. [KEEP-1]"""
     connection.check_open()
     job = await connection.gets(key)
     return "not_found" if job is None else (await _purge_as_read(connection, [job]))[0]
@@ -73,7 +73,7 @@ async def purge_matching(
     type: str | None,
     error: str | None,
 ) -> int:
-    """Forget the dead letters that match. Returns how many."""
+    """Remove the dead letters that match. Returns how many."""
     now = await connection.live.now()
     if isinstance(before, timedelta):
         until = now - duration_ms("before", before)

@@ -28,10 +28,10 @@ ENCODED_PER_TURN = 250
 """Jobs of a long enqueue encoded per turn of the event loop: in between, the loop serves calls in flight."""
 
 _EncodedJobs = list[tuple[Message[Any], NewJob | HoldfastError]]
-"""Each message with its job, or with the reason why it has none."""
+"""Each message with its job, or with the error that refuses it."""
 
 _NO_MESSAGE = Message.raw(None)
-"""In place of an item that is not a message, and of a flow."""
+"""The message in the ticket of a flow, and of an item that is not a message."""
 
 
 class Producer:
@@ -41,7 +41,7 @@ class Producer:
         self._connection = connection
         self._owner = owner
         self.on_message: Callable[[Message[Any]], None] | None = None
-        """Called with every message before it is encoded."""
+        """Called with every message before encoding."""
 
     async def send(self, new: NewJob, message: Message[Any], connection: Any) -> Ticket[Any]:
         """Enqueue one job: in the caller's transaction, or in a round trip that concurrent calls share."""
@@ -69,7 +69,7 @@ class Producer:
         if isinstance(messages, Message):
             raise InvalidOption("enqueue_many", "this is one message: use enqueue, or give a list of messages")
         if options.get("id") is not None or options.get("idempotency_key") is not None:
-            raise InvalidOption("enqueue_many", "an id or key is one item's: use message.options(id=...)")
+            raise InvalidOption("enqueue_many", "an id or key is for one message: use message.options(id=...)")
         common = resolve(options)
         tickets: list[Ticket[Any]] = []
         jobs: _EncodedJobs = []
@@ -79,12 +79,12 @@ class Producer:
             async for part in _parts(messages):
                 jobs += self._encode(part, options, common)
                 if jobs and (len(jobs) == BATCH_LIMIT or len(part) < ENCODED_PER_TURN):
-                    # A batch leaves when the one before it is answered: this keeps the order.
+                    # A batch is sent when the one before it is answered: this keeps the order.
                     answers = None if sending is None else await sending
                     answered, sent, jobs = sent, jobs, []
                     sending = asyncio.create_task(self._send_batch(sent, connection))
                     await asyncio.sleep(0)
-                    await asyncio.sleep(0)  # Now the batch has left: making tickets delays nothing.
+                    await asyncio.sleep(0)  # The batch is sent now, so making tickets delays nothing.
                     if answers is not None:
                         tickets += await self._tickets(answered, answers, common)
                 else:
@@ -106,7 +106,7 @@ class Producer:
     ) -> Any:
         """Subscribe, enqueue, and wait for the result. [RESULT-2]"""
         if connection is not None and self._connection.store.capabilities.transactional_enqueue:
-            reason = "a job runs when your transaction has committed: enqueue in it, and ticket.wait() after the commit"
+            reason = "a job runs after your transaction committed: enqueue in it, and ticket.wait() after the commit"
             raise InvalidOption("connection", reason)
         limit = timeout_s(timeout)
         clock = asyncio.get_running_loop().time
@@ -253,7 +253,7 @@ async def _finish_batch(
 
 
 async def _parts(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[list[Any]]:
-    """Messages as they come, ENCODED_PER_TURN at a time. The last part is smaller, or empty."""
+    """Parts of ENCODED_PER_TURN messages. The last part is smaller, or empty."""
     part: list[Any] = []
     if isinstance(messages, AsyncIterable):
         async for message in messages:

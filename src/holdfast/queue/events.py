@@ -1,4 +1,4 @@
-"""The tenant's event log: following it, and registered readers. [EVENT-2, EVENT-3]"""
+"""Following the tenant's event log, and registered readers. [EVENT-2, EVENT-3]"""
 
 from __future__ import annotations
 

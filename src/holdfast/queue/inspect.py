@@ -1,4 +1,4 @@
-"""Looking at jobs, queues, flows and workers. Nothing here changes anything."""
+"""Reads of jobs, queues, flows and workers. Nothing here changes anything."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def page(connection: Connection, query: ListQuery) -> JobPage:
 
 
 async def stats(connection: Connection, queues: Sequence[str] | None) -> list[Stats]:
-    """Counts of these queues, or of all that the tenant has."""
+    """Counts of these queues, or of all queues of the tenant."""
     return [
         stats_of(one) for one in await connection.counted("stats", connection.live.stats(connection.tenant, queues))
     ]
 
 
 async def workers(connection: Connection) -> list[WorkerRecord]:
-    """The living workers of the tenant."""
+    """The live workers of the tenant."""
     return [worker_of(one) for one in await connection.counted("workers", connection.live.workers(connection.tenant))]
 
 
@@ -60,7 +60,7 @@ async def flow(connection: Connection, key: JobKey) -> FlowRecord | None:
 def check_text(option: str, value: str | None) -> None:
     """Raise InvalidOption unless an offset or cursor is a string, or None."""
     if value is not None and not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidOption(option, f"{value!r} is not a string that came from this queue")
+        raise InvalidOption(option, f"{value!r} is not a string from this queue")
 
 
 def states_of(state: JobState | str | Iterable[JobState | str] | None) -> frozenset[JobState]:

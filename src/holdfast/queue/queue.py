@@ -5,26 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from holdfast.blobs import BlobRef, Blobs, check_owner
 from holdfast.budgets import TenantUsage, usage_of
 from holdfast.core.budgets import Budgets
+from holdfast.core.explain import Explanation
 from holdfast.core.job import JobKey, JobState, PurgeStatus, TtlStatus
 from holdfast.core.names import FLOWS
-from holdfast.core.schedule import target_of
-from holdfast.extensions import ScheduleKeeper
 from holdfast.flows.flow import Flow, FlowRecord
 from holdfast.jobs.definition import Message
 from holdfast.jobs.options import EnqueueOptions, ScheduleOptions, Seconds
-from holdfast.queue import dead_letters, events, inspect, results, settings
+from holdfast.queue import dead_letters, events, explaining, inspect, results, scheduling, settings
 from holdfast.queue.cancel import cancel_job
 from holdfast.queue.connection import Address, Connection
 from holdfast.queue.enqueue import OnRefused, Producer, as_message, options_of
 from holdfast.queue.records import Cancellation, Event, JobPage, JobRecord, Schedule, Stats, WorkerRecord
 from holdfast.queue.ticket import Ticket
-from holdfast.schedules.schedules import check_plain, scheduling
-from holdfast.schedules.ticks import check_name, timing
 from holdfast.store import Capabilities, ListQuery, Reader, Store, TenantSettings
 from holdfast.telemetry import tracing
 
@@ -72,7 +69,7 @@ class Queue:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Where stores differ, and what holds for this one."""
+        """The capabilities of this store: what stores may do differently."""
         return self._connection.store.capabilities
 
     def address(self) -> Address | None:
@@ -80,12 +77,12 @@ class Queue:
         return self._connection.address()
 
     async def open(self) -> Self:
-        """Connect to the store. Twice is harmless. A closed Queue can be opened again."""
+        """Connect to the store. It can be called more than once. A closed Queue can be opened again."""
         await self._connection.open()
         return self
 
     async def close(self) -> None:
-        """Finish calls in flight, end every wait, and close the store. Twice is harmless.
+        """Finish calls in flight, end every wait, and close the store. It can be called more than once.
 
         A store that was passed in as `store=` stays open.
         """
@@ -194,14 +191,21 @@ class Queue:
     # Look up and wait -------------------------------------------------------------------------------------
 
     async def get(self, id: str, *, queue: str | None = None) -> JobRecord | None:
-        """The job as it is now, or None. Another tenant's job answers None too. [TENANT-2]"""
+        """The job as it is now, or None. None for another tenant's job, too. [TENANT-2]"""
         return await inspect.get(self._connection, self._connection.key(id, queue))
+
+    async def explain(self, id: str, *, queue: str | None = None) -> Explanation:
+        """Why a job is where it is, and what would move it. `print` makes a few plain lines of the answer.
+
+        The work is bounded, whatever the backlog. `state` is None without such a job, or if it is another tenant's.
+        """
+        return await explaining.explain_job(self._connection, self._connection.key(id, queue))
 
     async def result(self, id: str, *, queue: str | None = None, timeout: Seconds | None = None) -> Any:
         """Wait for a job and return its result. [RESULT-2]
 
-        Raises JobNotFound, JobFailed, JobCanceled, WaitTimeout (the job goes on), or ResultExpired if the result was
-        forgotten during the wait.
+        Raises JobNotFound, JobFailed, JobCanceled, WaitTimeout (the job continues), or ResultExpired if the result was
+        removed during the wait.
         """
         return await self.wait_for(self._connection.key(id, queue), timeout, known=False)
 
@@ -210,9 +214,9 @@ class Queue:
         return await results.results_of(self._connection, keys)
 
     async def wait_for(self, key: JobKey, timeout: Seconds | None, *, known: bool, result_type: Any = Any) -> Any:
-        """Wait for a job's result. `known` says that the job is known to have existed. [RESULT-2]
+        """Wait for a job's result. `known`: the job is known to have existed. [RESULT-2]
 
-        Raises JobFailed, JobCanceled, WaitTimeout, ResultExpired, or JobNotFound if it is not known to have existed.
+        Raises JobFailed, JobCanceled, WaitTimeout, ResultExpired, or JobNotFound if it was not known to have existed.
         """
         return await results.wait_for(self._connection, key, timeout, known=known, result_type=result_type)
 
@@ -225,7 +229,7 @@ class Queue:
         cursor: str | None = None,
         limit: int = 100,
     ) -> JobPage:
-        """A page of a queue's jobs: waiting ones in claim order, then leased, then finished.
+        """A page of a queue's jobs: waiting jobs in claim order, then leased ones, then finished ones.
 
         `type` filters while paging: a page may be empty and still have a cursor.
         """
@@ -238,17 +242,17 @@ class Queue:
         return (await inspect.stats(self._connection, [self._connection.queue(queue)]))[0]
 
     async def queues(self) -> Sequence[Stats]:
-        """The stats of every queue the tenant has, by name."""
+        """The stats of every queue of the tenant, by name."""
         return await inspect.stats(self._connection, None)
 
     async def workers(self) -> Sequence[WorkerRecord]:
-        """The living workers that serve this tenant."""
+        """The live workers that serve this tenant."""
         return await inspect.workers(self._connection)
 
     # Cancel, replay, purge --------------------------------------------------------------------------------
 
     async def cancel(self, id: str, *, queue: str | None = None, only_waiting: bool = False) -> Cancellation:
-        """Cancel a job; a running one too, unless `only_waiting`. A flow takes its steps along. [CANCEL-1]"""
+        """Cancel a job, also a running one unless `only_waiting`. Canceling a flow cancels its steps. [CANCEL-1]"""
         return await cancel_job(self._connection, self._connection.key(id, queue), only_waiting=only_waiting)
 
     async def dead_letters(
@@ -269,7 +273,7 @@ class Queue:
         return await inspect.page(self._connection, query)
 
     async def replay(self, id: str, *, queue: str | None = None) -> Ticket[Any]:
-        """Start a dead letter again, with the same id and with attempts from 0. Recorded as an event. [STATE-3]
+        """Replay a dead letter, with the same id and 0 attempts. This makes an event. [STATE-3]
 
         Raises JobNotFound, NotReplayable (also if a concurrent replay won) or QuotaExceeded.
         """
@@ -283,7 +287,7 @@ class Queue:
         type: str | None = None,
         error: str | None = None,
     ) -> Sequence[Ticket[Any]]:
-        """Start the named dead letters again, or all that match. [DEAD-1]
+        """Replay the dead letters of these ids, or all that match. [DEAD-1]
 
         Answers item by item: a ticket is "replayed", or "refused" with its `error`. A job that fails again during
         the call is not replayed a second time.
@@ -291,7 +295,7 @@ class Queue:
         return await dead_letters.replay_many(self._connection, self, ids, queue, type, error)
 
     async def purge(self, id: str, *, queue: str | None = None) -> PurgeStatus:
-        """Forget a finished job now: "purged", "not_terminal" or "not_found". Recorded as an event. [KEEP-1]"""
+        """Remove a finished job now: "purged", "not_terminal" or "not_found". This makes an event. [KEEP-1]"""
         return await dead_letters.purge(self._connection, self._connection.key(id, queue))
 
     async def purge_dead_letters(
@@ -302,7 +306,7 @@ class Queue:
         type: str | None = None,
         error: str | None = None,
     ) -> int:
-        """Forget failed jobs that ended before an instant, or longer ago than a duration. Returns how many. [DEAD-1]"""
+        """Remove failed jobs that ended before an instant, or longer ago than a duration. Returns how many. [DEAD-1]"""
         return await dead_letters.purge_matching(self._connection, before, queue, type, error)
 
     async def set_result_ttl(self, id: str, ttl: timedelta | float, *, queue: str | None = None) -> TtlStatus:
@@ -324,44 +328,34 @@ class Queue:
         timezone: str = "UTC",
         **options: Unpack[ScheduleOptions],
     ) -> Schedule:
-        """Enqueue a message at every tick: of a `cron` expression in a `timezone`, or `every` number of seconds.
+        """Enqueue a message at every tick of a `cron` expression in a `timezone`, or once in `every` seconds.
 
-        Call it at every start: the same schedule again changes nothing, a different one replaces the one of that name.
+        Call it whenever the program starts: it leaves an equal schedule of that name as it is, and replaces another.
         Each tick makes at most one job, `name@tick`. If ticks were missed, only the last one runs.
         Raises InvalidName, InvalidOption, InvalidPayload, PayloadTooLarge or QuotaExceeded.
         """
-        check_name(name)
-        store = self._connection.live
-        when = timing(cron, every, timezone, here=not isinstance(store, ScheduleKeeper))
-        item = as_message(message)
-        new = self._producer.new_job(item, check_plain(options_of(item, cast("EnqueueOptions", options))), None)
-        put = scheduling(store).put_schedule(self.tenant, name, when, target_of(new))
-        return Schedule(await self._connection.counted("schedule", put))
+        when = scheduling.check_timing(self._connection, name, cron, every, timezone)
+        return await scheduling.put(self._connection, self._producer, name, message, when, options)
 
     async def schedules(self) -> Sequence[Schedule]:
         """The tenant's schedules, by name."""
-        store = self._connection.live
-        found = await self._connection.counted("schedules", scheduling(store).list_schedules(self.tenant))
-        return [Schedule(one) for one in found]
+        return await scheduling.list_all(self._connection)
 
     async def get_schedule(self, name: str) -> Schedule | None:
-        """A schedule as it is now, or None. Another tenant's schedule answers None too. [TENANT-2]"""
-        store = self._connection.live
-        got = scheduling(store).get_schedule(self.tenant, check_name(name))
-        found = await self._connection.counted("schedules", got)
-        return None if found is None else Schedule(found)
+        """A schedule as it is now, or None. None for another tenant's schedule, too. [TENANT-2]"""
+        return await scheduling.get(self._connection, name)
 
     async def unschedule(self, name: str) -> bool:
-        """End a schedule. Returns whether there was one. Jobs that it has enqueued stay as they are."""
-        removed = scheduling(self._connection.live).remove_schedule(self.tenant, check_name(name))
-        return await self._connection.counted("schedule", removed)
+        """Remove a schedule. Returns whether there was one. Jobs that it has enqueued stay as they are."""
+        return await scheduling.remove(self._connection, name)
 
     async def start(self, flow: Flow, *, connection: Any = None) -> Ticket[dict[str, Any]]:
-        """Start a flow. Upkeep enqueues each step when the steps before it have completed.
+        """Start a flow. Maintenance enqueues each step when the steps before it have completed.
 
-        The ticket is the flow's: `wait()` returns a dict of the steps by name, each with its `state` and, unless they
-        are too large together, its `result`. It raises JobFailed, naming the steps that did not complete. `cancel()`
-        cancels the flow and its open steps. A known flow id answers as in `enqueue`. [ENQ-2]
+        The ticket is the flow's: `wait()` returns a dict of the steps by name, each with its `state` and its `result`,
+        which is left out if all results together are too large. It raises JobFailed, which names the steps that did
+        not complete. `cancel()` cancels the flow and its open steps. A flow id that exists is answered as in `enqueue`.
+        [ENQ-2]
         Raises InvalidOption, PayloadTooLarge or QuotaExceeded; then nothing was started.
         """
         return await self._producer.start(flow, connection)
@@ -397,7 +391,7 @@ class Queue:
         await events.set_reader(self._connection, name, offset)
 
     async def drop_reader(self, name: str) -> bool:
-        """Forget a reader. Returns whether there was one."""
+        """Remove a reader. Returns whether there was one."""
         return await self._connection.counted("drop_reader", self._connection.live.drop_reader(self.tenant, name))
 
     async def readers(self) -> Sequence[Reader]:
@@ -437,13 +431,13 @@ class Queue:
         return await self._connection.counted("usage", usage_of(self._connection.live, self.tenant))
 
     async def put_blob(self, data: bytes) -> BlobRef:
-        """Store a large payload in the blob store. Put the reference into a message in its place.
+        """Store a large payload in the blob store. Put the returned reference into a message.
 
-        A handler reads it by `await current_job().read_blob(ref)`. Holdfast never deletes it: set a lifecycle rule on
+        A handler reads it with `await current_job().read_blob(ref)`. Holdfast never deletes it: set a lifecycle rule on
         `<tenant>/payloads/` if the blob store has such rules.
         """
         return await results.blob_store(self._connection).add(self.tenant, data)
 
     async def read_blob(self, ref: BlobRef) -> bytes:
-        """The payload that a reference of this tenant names. Raises InvalidPayload if it is gone or foreign."""
+        """The payload of a reference. Raises InvalidPayload if it is gone or another tenant's."""
         return await results.blob_store(self._connection).read(check_owner(ref, self.tenant))

@@ -1,4 +1,4 @@
-"""What callers get to see: jobs, events, counts and workers, with datetimes in UTC and values decoded."""
+"""Records for callers: jobs, events, counts and workers, with datetimes in UTC and decoded values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from holdfast.core import schedule as core_schedule
 from holdfast.core.errors import HoldfastError, InvalidOption
 from holdfast.core.events import EventKind
 from holdfast.core.job import CancelStatus, Job, JobState, Progress, Result
+from holdfast.core.times import moment
 from holdfast.jobs import codec
 from holdfast.jobs.fields import JobFields
-from holdfast.jobs.options import moment
 from holdfast.store import QueueStats, WorkerInfo
 
 
@@ -32,7 +32,7 @@ class ErrorRecord(Struct, frozen=True):
 
 
 class JobRecord(JobFields):
-    """A job as it was when it was looked up. A snapshot: it does not change by itself."""
+    """A job as it was when it was read. A snapshot: it does not change by itself."""
 
     def __init__(self, job: Job, blob: bytes | None = None) -> None:
         super().__init__(job)
@@ -44,7 +44,7 @@ class JobRecord(JobFields):
 
     @property
     def attempts(self) -> int:
-        """How many times the job was handed out and not given back. [RETRY-1]"""
+        """How many times the job was leased, without the leases that ended in a release. [RETRY-1]"""
         return self._job.attempts
 
     @property
@@ -57,17 +57,17 @@ class JobRecord(JobFields):
 
     @property
     def reason(self) -> str | None:
-        """Why a dead letter died: "permanent", "max_attempts", "lease_expired" or "timeout"."""
+        """Why the job failed: "permanent", "max_attempts", "lease_expired" or "timeout"."""
         return self._job.reason or None
 
     @property
     def released_for(self) -> str | None:
-        """Why the last worker gave the job back, such as "unknown_type". [RETRY-6]"""
+        """Why the last worker released the job, such as "unknown_type". [RETRY-6]"""
         return self._job.released_for or None
 
     @property
     def first_released_at(self) -> datetime | None:
-        """Since when every worker that had the job has given that reason."""
+        """Since when every release has had that reason."""
         return _moment(self._job.first_released_at or None)
 
     @property
@@ -76,12 +76,12 @@ class JobRecord(JobFields):
 
     @property
     def events(self) -> int:
-        """The number of its last event: each event of a job has the next one, from 1. 0: unknown."""
+        """The number of the job's last event. Events of a job are numbered from 1. 0: unknown."""
         return self._job.events
 
     @property
     def worker_id(self) -> str | None:
-        """The worker that holds the job, or held it last."""
+        """The worker that has the job's lease, or had it last."""
         return self._job.worker_id or None
 
     @property
@@ -95,7 +95,7 @@ class JobRecord(JobFields):
 
     @property
     def visible_at(self) -> datetime:
-        """When it became claimable, or will."""
+        """When it became claimable, or will become so."""
         return moment(self._job.visible_at)
 
     @property
@@ -108,12 +108,12 @@ class JobRecord(JobFields):
 
     @property
     def expires_at(self) -> datetime | None:
-        """When a finished job will be forgotten. [KEEP-1]"""
+        """When a finished job will be removed. [KEEP-1]"""
         return _moment(self._job.expires_at)
 
     @property
     def deadline(self) -> datetime | None:
-        """Until when the lease of a running job holds."""
+        """When the lease of a running job ends."""
         return _moment(self._job.deadline or None)
 
     @cached_property
@@ -126,18 +126,18 @@ class JobRecord(JobFields):
 
     @cached_property
     def payload(self) -> Any:
-        """What was enqueued: for `@job` functions the arguments by name."""
+        """The payload, decoded. For `@job` functions: the arguments by name."""
         envelope = self._job.envelope
         return codec.decode(envelope.payload, envelope.codec)
 
     @cached_property
     def result(self) -> Any:
-        """What the handler returned, decoded when asked for; None as long as there is nothing."""
+        """What the handler returned, decoded at each access. None if there is no result."""
         result = self._job.result
         return None if result is None else decode_result(result, self._blob)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as one dict, for programs.
+        """All fields as one dict, for programs.
 
         A payload or result that cannot be read here, by its codec or because it is in a blob, is left out.
         """
@@ -161,7 +161,7 @@ _FIELDS = (
 
 
 class Schedule:
-    """A schedule as it was when it was looked up."""
+    """A schedule as it was when it was read."""
 
     def __init__(self, schedule: core_schedule.Schedule) -> None:
         self._schedule = schedule
@@ -173,12 +173,12 @@ class Schedule:
 
     @property
     def cron(self) -> str | None:
-        """The expression, where it goes by one."""
+        """The cron expression, if it has one."""
         return self._definition.timing.cron
 
     @property
     def every(self) -> timedelta | None:
-        """The time between two ticks, where it goes by that."""
+        """The time between two ticks, if it has no cron expression."""
         every_ms = self._definition.timing.every_ms
         return None if every_ms is None else timedelta(milliseconds=every_ms)
 
@@ -188,22 +188,22 @@ class Schedule:
 
     @property
     def next_at(self) -> datetime:
-        """The tick that it waits for, or that is overdue."""
+        """The tick that it waits for, or an overdue one."""
         return moment(self._schedule.next_at)
 
     @property
     def created_at(self) -> datetime:
-        """Since when it is as it is."""
+        """When it was created or last changed."""
         return moment(self._schedule.created_at)
 
     @property
     def state(self) -> JobState:
-        """The state of its job: `scheduled` while it waits; `failed` if it cannot go on."""
+        """The state of its job: `scheduled` while it waits; `failed` if it has stopped."""
         return self._schedule.state
 
     @property
     def queue(self) -> str:
-        """Where its jobs go."""
+        """The queue of its jobs."""
         return self._definition.target.queue
 
     @property
@@ -221,12 +221,12 @@ class Schedule:
 
     @cached_property
     def payload(self) -> Any:
-        """What is enqueued at each tick."""
+        """The payload of its jobs, decoded."""
         envelope = self._definition.target.envelope
         return codec.decode(envelope.payload, envelope.codec)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as one dict, for programs. A payload that cannot be read here is left out."""
+        """All fields as one dict, for programs. A payload that cannot be read here is left out."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in _SCHEDULE_FIELDS}
         fields["every_s"] = None if self.every is None else self.every.total_seconds()
         with contextlib.suppress(HoldfastError):
@@ -251,7 +251,7 @@ class JobPage(list[JobRecord]):
 
 
 class Event(Struct, frozen=True):
-    """One thing that happened to one job. Resume a stream with `after=event.offset`. [EVENT-1, EVENT-2]
+    """One change of one job. Resume a stream with `after=event.offset`. [EVENT-1, EVENT-2]
 
     Instants inside `data` are milliseconds of the store's clock.
     """
@@ -281,7 +281,7 @@ class Stats(Struct, frozen=True):
 
 
 class WorkerRecord(Struct, frozen=True):
-    """A living worker. `tenant` None serves all tenants."""
+    """A live worker. `tenant` None: it serves all tenants."""
 
     id: str
     tenant: str | None
@@ -295,7 +295,7 @@ class WorkerRecord(Struct, frozen=True):
 
 
 class Cancellation(Struct, frozen=True):
-    """What a cancel came to. [CANCEL-3]"""
+    """The outcome of a cancel. [CANCEL-3]"""
 
     status: CancelStatus
 
@@ -309,7 +309,7 @@ def event_of(event: core_events.Event) -> Event:
 
 
 def stats_of(stats: QueueStats) -> Stats:
-    """Counts of the store as callers see them: every state is there."""
+    """Counts of the store as callers see them. Every state has a count."""
     oldest = stats.oldest_ready_at
     age = None if oldest is None else timedelta(milliseconds=max(0, stats.now - oldest))
     return Stats(stats.queue, {state: stats.counts.get(state, 0) for state in JobState}, age, stats.paused)
@@ -324,7 +324,7 @@ def worker_of(worker: WorkerInfo) -> WorkerRecord:
 
 
 def decode_result(result: Result, blob: bytes | None, type: Any = Any) -> Any:
-    """A result's value. `blob` is what the blob store had, where the result is kept there."""
+    """A result's value. `blob` has the bytes of a result that is in the blob store."""
     if not result.blob:
         return codec.decode(result.data, result.codec, type)
     if blob is None:

@@ -24,7 +24,7 @@ async def set_tenant(
 ) -> None:
     """Set what is not None. Raises InvalidOption. [TENANT-4, TENANT-5]"""
     if budgets is not None and queue is not None:
-        raise InvalidOption("budgets", "are a tenant's as a whole, not one queue's")
+        raise InvalidOption("budgets", "are for the whole tenant, not for one queue")
     if weight is not None:
         check_weight(weight)
     if max_waiting is not None and (not isinstance(max_waiting, int) or not 0 <= max_waiting <= MAX_WAITING):  # pyright: ignore[reportUnnecessaryIsInstance]

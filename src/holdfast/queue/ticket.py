@@ -1,4 +1,4 @@
-"""What an enqueue gives back: a handle on the job."""
+"""What an enqueue returns: a handle for the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TicketStatus = Literal["queued", "duplicate", "completed", "replayed", "refused"
 
 
 class Owner(Protocol):
-    """What a ticket needs of its Queue."""
+    """What a ticket needs from its Queue."""
 
     async def get(self, id: str, *, queue: str | None = None) -> JobRecord | None: ...
 
@@ -27,17 +27,17 @@ class Owner(Protocol):
 
 
 class Typed(Protocol):
-    """What a ticket needs of a job definition."""
+    """What a ticket needs from a job definition."""
 
     @property
     def result_type(self) -> Any: ...
 
 
 class Ticket(Struct, Generic[R], eq=False, gc=False):
-    """A job that was enqueued, or was found to be there already. [ENQ-2]
+    """A job that was enqueued or existed already. [ENQ-2]
 
-    `status` is "queued" for a new job, "duplicate" or "completed" where the id or key was known, "replayed" for
-    a dead letter started again; in a batch "refused" for an item that was not taken, with the `error`.
+    `status` is "queued" for a new job, "duplicate" or "completed" if the id or key existed, "replayed" for a dead
+    letter that was replayed; in a batch "refused" for an item that was not enqueued, with the `error`.
     """
 
     owner: Owner | None
@@ -63,7 +63,7 @@ class Ticket(Struct, Generic[R], eq=False, gc=False):
 
     @property
     def result(self) -> R | None:
-        """The cached result where the status is "completed", else None."""
+        """The cached result if the status is "completed", else None."""
         if self.kept is None:
             return None
         return cast("R", decode_result(self.kept, self.blob, self.result_type))
@@ -71,7 +71,7 @@ class Ticket(Struct, Generic[R], eq=False, gc=False):
     async def wait(self, timeout: Seconds | None = None) -> R:
         """The job's result, once it is there. [RESULT-2]
 
-        Raises JobFailed, JobCanceled, WaitTimeout (the job goes on) or ResultExpired; the error of a refused item.
+        Raises JobFailed, JobCanceled, WaitTimeout (the job continues) or ResultExpired; the error of a refused item.
         """
         owner = self._owner()
         if self.kept is not None and (not self.kept.blob or self.blob is not None):
@@ -83,7 +83,7 @@ class Ticket(Struct, Generic[R], eq=False, gc=False):
         return await self._owner().cancel(self.id, queue=self.queue, only_waiting=only_waiting)
 
     async def refresh(self) -> JobRecord:
-        """The job as it is now; `state` follows. Raises ResultExpired once it is forgotten."""
+        """The job as it is now. It updates `state`, too. Raises ResultExpired if the job was removed."""
         record = await self._owner().get(self.id, queue=self.queue)
         if record is None:
             raise ResultExpired(self.queue, self.id)
@@ -92,7 +92,7 @@ class Ticket(Struct, Generic[R], eq=False, gc=False):
 
     @property
     def result_type(self) -> Any:
-        """What the handler says it returns; Any where that is not known here."""
+        """The handler's declared return type. Any if it is not known here."""
         return Any if self.definition is None else self.definition.result_type
 
     def _owner(self) -> Owner:
@@ -104,7 +104,7 @@ class Ticket(Struct, Generic[R], eq=False, gc=False):
         return self.owner
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Without the Queue, which stays in its process: PartlyRefused carries tickets out of a pool of processes.
+        # Pickled without the Queue, which stays in its process: PartlyRefused can carry tickets to another process.
         return Ticket, (None, self.key, self.status, self.state, None, self.kept, self.blob, self.error)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Waiting for jobs to end, without polling: subscribe first, then look, then look again at each hint. [RESULT-2]"""
+"""Waiting for jobs to end, without polling: subscribe first, then read, then read again at each hint. [RESULT-2]"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FALLBACK_S = 30.0
 LAST_LOOK_S = 1.0
 FIRST_PAUSE_S = 0.05
 LAST_PAUSE_S = 1.0
-"""How long to wait before looking again in a store that was away: at first, and at most."""
+"""How long to wait before reading again from a store that was unreachable: at first, and at most."""
 _DONE = frozenset({Hint.DONE})
 
 
@@ -30,10 +30,10 @@ class Watch:
     def __init__(self, key: JobKey, get: Get, request_id: str = "") -> None:
         self.key = key
         self.request_id = request_id
-        """The life of the id that is waited for; "": the first that a look finds. [ENQ-2]"""
+        """The life of the id that is waited for. "": the first one that a read finds. [ENQ-2]"""
         self._seq: int | None = None
         self.seen = False
-        """Whether the job is known to have been there: if it is gone afterwards, it was forgotten."""
+        """Whether the job is known to have existed. If it is gone then, it was forgotten."""
         self.holders = 0
         self.ended: asyncio.Future[Job | None] = asyncio.get_running_loop().create_future()
         self._get = get
@@ -42,13 +42,13 @@ class Watch:
         self._unsure = False
 
     def look(self) -> None:
-        """See whether the job has ended; a look under way is followed by another."""
+        """Read whether the job has ended. A read in flight is followed by another one."""
         self._again = True
         if self._looking is None and not self.ended.done():
             self._looking = asyncio.create_task(self._look())
 
     def hear(self, job: Job | None) -> None:
-        """The job has ended; `job` says how, if it is known."""
+        """Record that the job has ended. `job` is its record, if it is known."""
         if job is not None and self.request_id and self._is_ours(job):
             self.seen = True
             if not self.ended.done():
@@ -57,26 +57,26 @@ class Watch:
             self.look()
 
     def enqueued(self) -> None:
-        """The request that is waited for was answered: from now on a job that is not there has been forgotten.
+        """Record that the enqueue was answered: from now on a missing job has been forgotten.
 
-        A waiter that subscribed before the job was enqueued is notified when it ends, so there is no need to look now,
-        unless another waiter looked before the job was certain to exist. [RESULT-2]
+        A waiter that subscribed before the job was enqueued is notified when it ends, so there is no need to read now,
+        unless another waiter read before the job was certain to exist. [RESULT-2]
         """
         self.seen = True
         if self._unsure or self._looking is not None:
             self.look()
 
     async def wait(self, timeout_s: float | None, gone: asyncio.Future[None] | None = None) -> Job | None:
-        """The job as it ended, or None if there is none. Raises WaitTimeout, and the job goes on.
+        """The job as it ended, or None if there is none. Raises WaitTimeout; the job continues.
 
-        Hints can be lost with the process that should have sent them: so there is a look now and then, and a last
-        one before the time is up. Once `gone` is done the wait is over, as if the time were up.
+        Hints can be lost with the process that should have sent them. So the job is read now and then, and once more
+        before the time is up. When `gone` is done the wait is over, as if the time were up.
         """
         clock = asyncio.get_running_loop().time
         end = math.inf if timeout_s is None else clock() + timeout_s
         futures = [self.ended] if gone is None else [self.ended, gone]
         while not self.ended.done() and not futures[-1].done() and (left := end - clock()) > 0:
-            # Spread, so that a fleet does not look in step.
+            # Vary the interval, so that a fleet does not read at the same time.
             pause_s = FALLBACK_S * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
             await asyncio.wait(futures, timeout=min(left, pause_s), return_when=FIRST_COMPLETED)
             self.look()
@@ -92,11 +92,11 @@ class Watch:
         """End every wait."""
         if not self.ended.done():
             self.ended.set_exception(error)
-            # Fetched here, so that a waiter that left in the meantime leaves no warning behind.
+            # Retrieve the error here, so that asyncio logs no warning if its waiter has left.
             self.ended.exception()
 
     def drop(self) -> None:
-        """No waiter is left."""
+        """Stop: no waiter is left."""
         if self._looking is not None:
             self._looking.cancel()
 
@@ -104,10 +104,10 @@ class Watch:
         try:
             while self._again and not self.ended.done():
                 self._again = False
-                certain = self.seen  # A look that left before the enqueue was answered may have seen the time before.
+                certain = self.seen  # A read sent before the enqueue was answered may have preceded the enqueue.
                 job = await self._get_in_time()
                 if job is None and self._again:
-                    # A waiter came after this look was sent, and may have enqueued the job in between.
+                    # A waiter arrived after this read was sent, and may have enqueued the job in between.
                     continue
                 self._saw(job, certain=certain)
         except Exception as error:  # noqa: BLE001 - it belongs to the waiters
@@ -116,7 +116,7 @@ class Watch:
             self._looking = None
 
     async def _get_in_time(self) -> Job | None:
-        """The job. Once the store was there, its absence is waited out: the job goes on, and so does the wait."""
+        """Read the job. If the store answered before and is unreachable now, wait for it: the job continues."""
         pause_s = FIRST_PAUSE_S
         while True:
             try:
@@ -135,7 +135,7 @@ class Watch:
             if job.state in TERMINAL:
                 self.ended.set_result(job)
         elif certain or not self.request_id:
-            # It is gone, or its id has a new life: the awaited job has ended, and its outcome is no longer known.
+            # It is gone, or its id has a new life: the awaited job has ended and its outcome is unknown.
             self.ended.set_result(None)
         else:
             self._unsure = True
@@ -149,7 +149,7 @@ class Watch:
 
 
 class Waits:
-    """All the jobs that one Queue waits for. It listens only while there are any."""
+    """All jobs that one Queue waits for. It listens only while there are any."""
 
     def __init__(self, tenant: str, subscribe: Subscribe, get: Get) -> None:
         self._tenant = tenant
@@ -160,9 +160,9 @@ class Waits:
 
     @contextmanager
     def watch(self, key: JobKey, request_id: str = "") -> Generator[Watch]:
-        """Listen for the end of a job from here on. Leaving frees everything, for the last waiter. [RESULT-3]
+        """Listen for the end of a job inside the block. The last waiter that leaves frees everything. [RESULT-3]
 
-        With a request id it is the job of that request, and no earlier or later one of the same id.
+        With a request id, it waits for the job of that request, not for an earlier or later one of the same id.
         """
         if self._unsubscribe is None:
             self._unsubscribe = self._subscribe(self._hear, _DONE)

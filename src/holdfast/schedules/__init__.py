@@ -1,1 +1,1 @@
-"""Jobs by the clock: ticks (when), schedules (how they are stored, as jobs)."""
+"""Jobs by the clock: ticks (when they are due), schedules (how they are stored: as jobs)."""

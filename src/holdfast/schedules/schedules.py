@@ -1,4 +1,4 @@
-"""Schedules: a job that comes back. Kept in the tenant's queue `holdfast:schedules`; `maintenance.scheduler` ticks."""
+"""Schedules: each is a job in the tenant's queue `holdfast:schedules`. `maintenance.scheduler` fires the ticks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from holdfast.store import ListQuery, Store
 TRIES = 10
 PAGE = 1000
 SLACK_MS = 60 * SECOND
-"""A schedule that waits so much longer than its next tick is woken up: less is the delay of one that failed."""
+"""A schedule that waits this much longer than its next tick is woken. A shorter wait is the backoff after a failure."""
 _LATEST = 2**53
 
 
 def scheduling(store: Store) -> ScheduleKeeper:
-    """How schedules are kept at a store: by itself, or as jobs."""
+    """How a store keeps schedules: in its own way, or as jobs."""
     return store if isinstance(store, ScheduleKeeper) else AsJobs(store)
 
 
 def check_plain(options: Resolved) -> Resolved:
-    """Return the options of a schedule's jobs if each of them can have those. Raises InvalidOption."""
+    """Return the options of a schedule's jobs if many jobs can share them. Raises InvalidOption."""
     single = {
         "id": options.id is not None,
         "delay": options.delay_ms > 0,
@@ -44,7 +44,7 @@ def check_plain(options: Resolved) -> Resolved:
     }
     for name, said in single.items():
         if said:
-            raise InvalidOption(name, "is one job's; a schedule makes many, each with an id and a time of its own")
+            raise InvalidOption(name, "is for one job; a schedule makes many, each with an id and a time of its own")
     return options
 
 
@@ -55,11 +55,11 @@ class AsJobs:
         self._store = store
 
     async def put_schedule(self, tenant: str, name: str, timing: Timing, target: Target) -> core.Schedule:
-        """The same again changes nothing; another takes the place of the one that was there.
+        """Create or replace a schedule. An equal one is left as it is.
 
-        Not atomic: the old one is canceled first, if there is room for the new one. Of those who do so at the same
-        time, one comes last and wins.
-        Raises PayloadTooLarge, InvalidOption, QuotaExceeded, and StoreBusy where others never cease to change it.
+        Not atomic: the old schedule is canceled first, if there is room for the new one. Of concurrent calls, the
+        last one wins.
+        Raises PayloadTooLarge, InvalidOption, QuotaExceeded, and StoreBusy if others keep changing it.
         """
         codec.check_size(core.write(Definition(timing, _LATEST, target)))
         check_envelope(target.envelope, ceiling_ms(self._store))
@@ -78,7 +78,7 @@ class AsJobs:
                         return _shown(job, found)
                     full = await over_quota(self._store, tenant, less=1 if job.state in WAITING else 0)
                     if full is not None:
-                        raise full  # With the old one as it was. [TENANT-5]
+                        raise full  # The old schedule is still there. [TENANT-5]
                     await self._store.cancel([Cancel(key)])
             if old is None or old[0].state not in OPEN:
                 await check_schedules(self._store, tenant, len(target.envelope.payload))
@@ -90,7 +90,7 @@ class AsJobs:
             if isinstance(answer, QuotaExceeded):
                 if old is None:
                     raise answer
-                # The old schedule is canceled by now, and another enqueue took the room that it left.
+                # The old schedule is canceled, and another enqueue has taken its room.
                 refusal = answer
         raise refusal
 
@@ -108,16 +108,16 @@ class AsJobs:
             found += shown(page.jobs)
             cursor = page.cursor
             if cursor is None:
-                # One that moved while we went from page to page may have been seen twice.
+                # A schedule that moved between two reads is in both pages.
                 return sorted({one.name: one for one in found}.values(), key=lambda one: one.name)
 
     async def remove_schedule(self, tenant: str, name: str) -> bool:
-        """Cancel wins: of a tick that is being fired, at most the job comes. [CANCEL-1]"""
+        """Cancel wins: a tick that is being fired may still enqueue its job, but no later tick does. [CANCEL-1]"""
         key = JobKey(tenant, SCHEDULES, name)
         for _ in range(TRIES):
             job, waker = await self._store.get([key, core.waker_key(key)])
             if waker is not None and waker.state in OPEN:
-                # It may be between the old job of this schedule and the new one, which it puts under its lease alone.
+                # A tick may have ended the old job and not enqueued the new one yet: it needs its lease for that.
                 await self._store.cancel([Cancel(waker.key), Cancel(key)])
                 return True
             if job is None or job.state not in KEPT:
@@ -131,7 +131,7 @@ class AsJobs:
 
 
 async def over_quota(store: Store, tenant: str, less: int = 0) -> QuotaExceeded | None:
-    """What an enqueue of one more schedule would be refused with, if `less` of those that wait were gone. [TENANT-5]"""
+    """The refusal of one more schedule if `less` of the waiting ones were gone. None: there is room. [TENANT-5]"""
     limits = [
         one
         for one in await store.tenant_settings(tenant)
@@ -149,13 +149,13 @@ async def over_quota(store: Store, tenant: str, less: int = 0) -> QuotaExceeded 
 
 
 def shown(jobs: Sequence[Job]) -> list[core.Schedule]:
-    """The schedules that these jobs are; what is not readable here is left out."""
+    """The schedules of these jobs. Those that this version cannot read are left out."""
     read = [(job, definition_of(job)) for job in jobs]
     return [_shown(job, definition) for job, definition in read if definition is not None]
 
 
 def definition_of(job: Job) -> Definition | None:
-    """What a schedule's job says; None where a newer version wrote it, and for the job that wakes one up."""
+    """The definition in a schedule's job. None if a newer version wrote it, and for a job that wakes a schedule."""
     if job.envelope.type != core.TYPE:
         return None
     try:
@@ -169,15 +169,15 @@ def _shown(job: Job, definition: Definition) -> core.Schedule:
 
 
 def _waits_for(job: Job, definition: Definition) -> int | None:
-    """The tick that a schedule is to fire next: it becomes visible with it, or shortly after."""
+    """The tick that a schedule fires next: its job becomes visible at the tick or shortly after."""
     try:
         return last_tick(definition.timing, definition.anchor, job.visible_at)
     except InvalidOption:
-        return None  # Without the library for it, or the time zone.
+        return None  # The cron library or the time zone is missing.
 
 
 def sleeps_too_long(job: Job, definition: Definition, now: int) -> bool:
-    """Whether a schedule waits past its next tick: it last saw a clock that was ahead of this one. [TIME-1]"""
+    """Whether a schedule waits past its next tick: an earlier clock was ahead of this one. [TIME-1]"""
     return job.state in WAITING and _is_late(job, definition, now)
 
 
@@ -185,25 +185,25 @@ def _is_late(job: Job, definition: Definition, now: int) -> bool:
     try:
         following = next_tick(definition.timing, min(definition.anchor, now), now)
     except InvalidOption:
-        return False  # Without the library for it, or the time zone.
+        return False  # The cron library or the time zone is missing.
     return following is not None and job.visible_at > following + SLACK_MS
 
 
 def renewed(timing: Timing, target: Target, old: tuple[Job, Definition] | None, now: int) -> tuple[Definition, int]:
-    """The new definition and its first tick. Where the rhythm stays, it is the one that the old one waited for."""
+    """The new definition and its first tick. With the same timing, it is the tick that the old one waited for."""
     if old is not None and old[1].timing == timing:
         anchor, tick = old[1].anchor, _waits_for(*old)
         if _is_late(*old, now):
             anchor = min(anchor, now)
             tick = next_tick(timing, anchor, now)
         elif tick is not None and tick <= now and old[1].target.queue != target.queue:
-            # It may have been fired into the other queue, where the same id would be another job.
+            # The tick may have been fired into the old queue: the same id in the new queue would be another job.
             tick = next_tick(timing, anchor, now)
         if tick is not None:
             return Definition(timing, anchor, target), tick
     tick = next_tick(timing, now, now)
     if tick is None:
-        raise InvalidOption("cron", f"{timing.cron!r} never comes from now on")
+        raise InvalidOption("cron", f"{timing.cron!r} is never due from now on")
     return Definition(timing, now, target), tick
 
 

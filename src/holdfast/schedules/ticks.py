@@ -1,8 +1,8 @@
 """The instants at which a schedule is due: by a cron expression in a time zone, or at an interval.
 
-Cron as Debian has it, daylight saving included: where the clocks skip an hour, a time in it runs once, right after it;
-where they repeat an hour, a time in it runs once, the first time. An expression with a star for the minutes or hours
-runs by the hours that really pass.
+Cron works as in Debian, also for daylight saving. Where the clocks skip an hour, a time in it runs once, right after
+the hour. Where they repeat an hour, a time in it runs once, the first time. An expression with a star for the minutes
+or hours counts the hours that really pass.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 from holdfast.core.errors import InvalidName, InvalidOption
 from holdfast.core.names import check_id
 from holdfast.core.schedule import NAME_BYTES, Timing
-from holdfast.jobs.options import EPOCH, Seconds, duration_ms
+from holdfast.core.times import EPOCH
+from holdfast.jobs.options import Seconds, duration_ms
 
 SHORTEST_MS = 1_000
 _FIELDS = 5
 _LONGEST = 200
 _ONE_MS = timedelta(milliseconds=1)
-# To find the last tick before an instant, step back by this first, then by more each time.
+# To find the last tick before an instant, step back by this, then by more each time.
 _BACK_MS, _FURTHER, _FAR_MS = 90_000, 8, 51 * 366 * 86_400_000
 _EXAMPLE = "Europe/Berlin"
 _NOT_ZONES = ("localtime", "posixrules")
@@ -30,9 +31,9 @@ _INSTALL = "install it with: pip install 'holdfast[schedules]'"
 
 
 def timing(cron: str | None, every: Seconds | None, timezone: str = "UTC", *, here: bool = True) -> Timing:
-    """When a schedule is due, checked: the expression and its time zone `here`, or where a service does it.
+    """When a schedule is due, checked. Without `here`, the service checks the expression and its time zone.
 
-    Raises InvalidOption with what to write.
+    Raises InvalidOption, which says what to write.
     """
     if (cron is None) == (every is None):
         raise InvalidOption("cron", 'give cron="30 2 * * *" or every=timedelta(minutes=10), one of them')
@@ -41,7 +42,7 @@ def timing(cron: str | None, every: Seconds | None, timezone: str = "UTC", *, he
         if every_ms < SHORTEST_MS:
             raise InvalidOption("every", f"{every} is shorter than a second")
         if timezone != "UTC":
-            raise InvalidOption("timezone", "is for cron; an interval is the same everywhere")
+            raise InvalidOption("timezone", "is for cron; an interval has no time zone")
         return Timing(every_ms=every_ms)
     if not isinstance(cron, str) or not isinstance(timezone, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidOption("cron", "the expression and the time zone are strings")
@@ -54,7 +55,7 @@ def timing(cron: str | None, every: Seconds | None, timezone: str = "UTC", *, he
         _check_expression(made.cron or "")
         _zone(timezone)
         if next_tick(made, 0, _now_ms()) is None:
-            raise InvalidOption("cron", f"{cron!r} never comes: no such day in 50 years")
+            raise InvalidOption("cron", f"{cron!r} is never due: no such day in 50 years")
     return made
 
 
@@ -67,25 +68,25 @@ def check_name(name: str) -> str:
 
 
 def next_tick(timing: Timing, anchor: int, after: int) -> int | None:
-    """The first tick after an instant; None: there is none in sight."""
+    """The first tick after an instant. None: there is none."""
     if timing.every_ms is not None:
         return anchor + timing.every_ms * max(1, (after - anchor) // timing.every_ms + 1)
     return next(_ticks(timing, after), None)
 
 
 def last_tick(timing: Timing, anchor: int, until: int) -> int | None:
-    """The last tick at or before an instant; None: there was none."""
+    """The last tick at or before an instant. None: there was none."""
     if timing.every_ms is not None:
         count = (until - anchor) // timing.every_ms
         return anchor + timing.every_ms * count if count > 0 else None
-    # By looking forwards alone: backwards, the hours that clocks skip and repeat would come out differently.
+    # Search forwards only: backwards, the hours that clocks skip and repeat would give other ticks.
     back = _BACK_MS
     while (low := next_tick(timing, anchor, until - back)) is None or low > until:
         if back >= _FAR_MS:
             return None
         back = min(back * _FURTHER, _FAR_MS)
     high = until
-    # Mostly the first is the last; where it is not, halve what is left.
+    # Usually the first tick is the last one, too. If not, bisect.
     while (tick := next_tick(timing, anchor, low)) is not None and tick <= until:
         low, middle = tick, (tick + high) // 2
         tick = next_tick(timing, anchor, middle)
@@ -102,7 +103,7 @@ def _ticks(timing: Timing, after: int) -> Iterator[int]:
     try:
         for at in _cronsim().CronSim(timing.cron, (EPOCH + timedelta(milliseconds=after)).astimezone(zone)):
             tick = (at.astimezone(UTC) - EPOCH) // _ONE_MS
-            # Started in an hour that is repeated, it has the first of the two before us again.
+            # If `after` is in a repeated hour, the iterator returns ticks of the first of the two hours: skip them.
             if tick > after:
                 yield tick
                 after = tick
@@ -128,8 +129,12 @@ def _zone(name: str) -> tzinfo:
     found = _zone_info(name)
     if found is None:
         known = _zone_info(_EXAMPLE) is not None
-        cure = f"write one such as {_EXAMPLE!r}" if known else f"there is none at all: it needs tzdata; {_INSTALL}"
-        raise InvalidOption("timezone", f"{name[:80]!r} is no time zone that is known here; {cure}")
+        cure = (
+            f"write a name such as {_EXAMPLE!r}"
+            if known
+            else f"this machine has no time zones: it needs tzdata; {_INSTALL}"
+        )
+        raise InvalidOption("timezone", f"{name[:80]!r} is not a known time zone; {cure}")
     return found
 
 
@@ -153,5 +158,5 @@ def _cronsim() -> Any:
 
 
 def _now_ms() -> int:
-    """About now, to see whether there is any tick at all: which one is next, the store's clock decides."""
+    """The time now, roughly: only to see whether there is any tick at all. The store's clock decides which is next."""
     return (datetime.now(UTC) - EPOCH) // _ONE_MS

@@ -17,6 +17,8 @@ ANSWER_BYTES = 8 * 1024 * 1024
 """The most bytes of payloads, results and errors in an answer. One job more may exceed it."""
 STEP = 100
 """The most jobs in one call to the store."""
+PIECE_BYTES, MIN_STEP = 1024 * 1024, 2
+"""About the most bytes that one call reads for a page, but for its fewest jobs: others are served in between."""
 
 Kind = Literal["claim", "page"]
 LargestJobs = dict[Kind, int]
@@ -47,6 +49,8 @@ class AnswerSize:
         likely = max(1, min(self._largest.get(self._kind, self._max_bytes), self._max_bytes))
         certain = left // self._max_bytes
         step = min(self._wanted, max(certain, min(STEP, left // likely, self._hold.room() // self._max_bytes)))
+        if self._kind == "page" and self._kind in self._largest:
+            step = min(step, max(MIN_STEP, PIECE_BYTES // likely))
         self._is_certain = step <= certain
         self._hold.resize(self._size + step * self._max_bytes)
         return step

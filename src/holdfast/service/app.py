@@ -180,6 +180,7 @@ class _Endpoint:
         """Raise a refusal if the token is revoked, has no scope for this route, or exceeds a rate."""
         if route.scope is not None:
             context = self._context
+            context.activity.note(caller.tenant)
             if not context.revoked.is_fresh():
                 await context.revoked.renew()
             context.revoked.refuse(caller)

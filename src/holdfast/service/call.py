@@ -35,6 +35,8 @@ JSON, PROBLEM, STREAM = b"application/json", b"application/problem+json", b"text
 ANONYMOUS = Caller("", frozenset(), None, "", 0.0, b"")
 """The caller of a route that needs no token."""
 MAX_PARAMETERS = 20
+SENT_AT_ONCE = 256 * 1024
+"""Bytes of an answer that are sent in one turn of the event loop."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -197,7 +199,12 @@ async def send_reply(send: Send, reply: Reply) -> None:
     """Send an answer."""
     reply = encoded(reply)
     await _send_start(send, reply.status, reply.kind, reply.value)
-    await send({"type": "http.response.body", "body": reply.value})
+    body = reply.value
+    last = max(0, len(body) - 1) // SENT_AT_ONCE * SENT_AT_ONCE
+    for start in range(0, last, SENT_AT_ONCE):
+        await send({"type": "http.response.body", "body": body[start : start + SENT_AT_ONCE], "more_body": True})
+        await asyncio.sleep(0)
+    await send({"type": "http.response.body", "body": body[last:]})
 
 
 async def send_problem(

@@ -39,9 +39,9 @@ from holdfast.service.revoked import Revoked
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.shares import Hold, Shares
 from holdfast.service.tokens import Tokens
-from holdfast.service.turns import CheckTurns
+from holdfast.service.turns import Activity, CheckTurns, PieceTurns
 from holdfast.service.types import TypeCache
-from holdfast.store import EnqueueAnswer, FinishAnswer, ListQuery, Page, Store
+from holdfast.store import EnqueueAnswer, FinishAnswer, ListQuery, Page, QueuePage, QueueStats, Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
 
@@ -49,6 +49,8 @@ _log = get_logger(__name__)
 
 MAX_TENANTS = 10_000
 """The most tenants whose connection is kept."""
+QUEUES_IN_PIECE = 50
+"""Queues that one call to the store counts."""
 
 
 class _Tenant(NamedTuple):
@@ -77,10 +79,12 @@ class ServiceContext:
         self.proofs = Proofs(store)
         self.revoked = Revoked(store)
         self.claimer = Claimer(self.store)
-        self.event_caches = EventCaches(self.store)
+        self.activity = Activity()
+        self.turns = CheckTurns(self.activity)
+        self.pieces = PieceTurns(self.activity)
+        self.event_caches = EventCaches(self.store, self.pieces)
         self.types = TypeCache(self.store)
         self.trail = TrailQueue(store) if settings.audit_queue else None
-        self.turns = CheckTurns()
         limits = settings.limits
         self.memory = Shares(
             "bytes in flight", process=limits.memory, tenant=limits.tenant_memory, address=limits.address_memory
@@ -248,7 +252,7 @@ class ServiceContext:
         jobs: list[Job] = []
         step = steps.next()
         while True:
-            page = await self.store.list(replace(query, limit=step))
+            page = await self.pieces.run(query.tenant, self.store.list, replace(query, limit=step))
             if steps.add(page.jobs):
                 jobs = [*jobs, *page.jobs]
                 # A shorter step means that the store has scanned its maximum.
@@ -261,6 +265,25 @@ class ServiceContext:
             step = steps.next()
             if not step:
                 return replace(page, jobs=jobs, cursor=query.cursor)
+
+    async def queue_page(self, tenant: str, cursor: str | None, limit: int) -> QueuePage:
+        """A page of queues with their counts."""
+        found: list[QueueStats] = []
+        while True:
+            step = min(limit, QUEUES_IN_PIECE)
+            page = await self.pieces.run(tenant, self.store.queue_page, tenant, cursor, step)
+            found += page.queues
+            limit, cursor = limit - step, page.cursor
+            if cursor is None or not limit:
+                return QueuePage(found, cursor)
+
+    async def queue_stats(self, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
+        """The counts of these queues."""
+        found: list[QueueStats] = []
+        for start in range(0, len(queues), QUEUES_IN_PIECE):
+            some = queues[start : start + QUEUES_IN_PIECE]
+            found += await self.pieces.run(tenant, self.store.stats, tenant, some)
+        return found
 
     async def release(self, jobs: Sequence[Job]) -> None:
         """Release jobs that cannot be delivered. [RETRY-5]"""

@@ -17,7 +17,7 @@ from holdfast.core.errors import InvalidOption
 from holdfast.core.job import Backoff, Claimed, Job, JobState, Result
 from holdfast.core.policy import KnownTypes, TypeInfo
 from holdfast.core.schedule import Schedule
-from holdfast.jobs.options import moment
+from holdfast.core.times import moment
 from holdfast.protocol import answers
 from holdfast.service.proofs import Proofs
 from holdfast.store import QueueStats
@@ -35,34 +35,41 @@ def codec_name(codec: str) -> str:
 
 def claimed(answer: Claimed, waited_s: float, proofs: Proofs) -> answers.Claimed:
     """The answer to a claim. It has no `next_at`, which depends on other tenants' leases too. [TENANT-2]"""
-    # Jobs of one claim share their deadline, and often the other instants.
-    instants = {at for job in answer.jobs for at in (job.deadline, job.enqueued_at, job.visible_at)}
-    moments = {at: moment(at) for at in instants}
+    moments = _Moments()
     jobs = [_claimed_job(job, proofs.sign(job.tenant, job.queue, job.id, job.token), moments) for job in answer.jobs]
     return answers.Claimed(jobs=jobs, now=moment(answer.now), waited_s=waited_s)
 
 
-def _claimed_job(job: Job, proof: str, moments: dict[int, datetime]) -> answers.ClaimedJob:
+class _Moments(dict[int, datetime]):
+    """Instants by milliseconds. Jobs of one claim share their deadline, and often the other instants."""
+
+    def __missing__(self, ms: int) -> datetime:
+        at = self[ms] = moment(ms)
+        return at
+
+
+def _claimed_job(job: Job, proof: str, moments: _Moments) -> answers.ClaimedJob:
     envelope = job.envelope
+    # By position, which takes a third of the time of keywords.
     return answers.ClaimedJob(
-        queue=job.queue,
-        id=job.id,
-        type=envelope.type,
-        payload=raw(envelope.payload, envelope.codec),
-        token=proof,
-        fence=job.token,
-        attempt=job.attempts,
-        max_attempts=envelope.max_attempts,
-        deadline=moments[job.deadline],
-        priority=envelope.priority,
-        enqueued_at=moments[job.enqueued_at],
-        visible_at=moments[job.visible_at],
-        codec=codec_name(envelope.codec),
-        version=envelope.version,
-        timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
-        trace=envelope.headers,
-        released=_released(job) if job.released_for else None,
-        events=job.events,
+        job.queue,
+        job.id,
+        envelope.type,
+        raw(envelope.payload, envelope.codec),
+        proof,
+        job.token,
+        job.attempts,
+        envelope.max_attempts,
+        moments[job.deadline],
+        envelope.priority,
+        moments[job.enqueued_at],
+        moments[job.visible_at],
+        codec_name(envelope.codec),
+        envelope.version,
+        None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
+        envelope.headers,
+        _released(job) if job.released_for else None,
+        job.events,
     )
 
 

@@ -1,7 +1,7 @@
-"""Parts for a store that keeps its data in this process: everything but the jobs themselves.
+"""Parts for a store that keeps its data in this process: everything except the jobs.
 
-The memory store and the example store are made of them. Each table is plain data with the rules of one subject; the
-store holds its lock while it uses one.
+The memory store and the example store use them. Each table is plain data with the rules of one subject. The store
+holds its lock while it uses one.
 """
 
 from holdfast.tables.clock import Clock

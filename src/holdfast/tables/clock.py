@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """The wall clock when the store was made, plus monotonic time: it never jumps. A frozen one only shifts."""
+    """The wall clock at creation plus monotonic time: it never jumps. A frozen one changes only by `shift`."""
 
     def __init__(self, *, frozen: bool) -> None:
         self._frozen = frozen

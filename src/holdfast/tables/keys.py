@@ -14,7 +14,7 @@ class KeyTable:
         self._bindings: dict[Scope, Binding] = {}
 
     def get(self, scope: Scope | None) -> Binding | None:
-        """The binding of a key, also one that has run out."""
+        """The binding of a key, even if its time is over."""
         return None if scope is None else self._bindings.get(scope)
 
     def bind(self, scope: Scope | None, binding: Binding | None) -> None:
@@ -37,11 +37,11 @@ class KeyTable:
         return None if binding is None or dedup.expired(binding, now) else binding.job_id
 
     def drop_expired(self, now: int) -> None:
-        """Forget the bindings whose time is over."""
+        """Remove the bindings whose time is over."""
         self._bindings = {
             scope: binding for scope, binding in self._bindings.items() if not dedup.expired(binding, now)
         }
 
     def count_lasting(self, tenant: str) -> int:
-        """How many keys of a tenant outlive their job."""
+        """How many of a tenant's keys outlive their job."""
         return sum(scope[0] == tenant and b.policy in dedup.LASTING for scope, b in self._bindings.items())

@@ -1,4 +1,4 @@
-"""The half of a store in one process that does not touch jobs."""
+"""The part of a store in one process that does not handle jobs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ A = TypeVar("A")
 
 
 class SideTables:
-    """What a store keeps beside its jobs. Use it only under the store's lock."""
+    """What a store keeps besides its jobs. Use it only under the store's lock."""
 
     def __init__(self) -> None:
         self.keys = KeyTable()
@@ -62,7 +62,7 @@ class SideTables:
         self.last_token = 0
         """One counter for all leases: no token is granted twice. [LEASE-5]"""
         self.dropped_blobs: list[str] = []
-        """Blobs of results of forgotten jobs; `prune` hands out their names."""
+        """Blobs of the results of forgotten jobs. `prune` returns their names."""
 
     def append(self, event: Event) -> None:
         """Log an event. [EVENT-1]"""
@@ -114,7 +114,7 @@ class LocalStore(ABC):
 
     @abstractmethod
     def find(self, key: JobKey, now: int) -> Job | None:
-        """The job; None if it is not there or past its retention. Called under the lock. [TENANT-2]"""
+        """The job. None if there is none or its retention is over. Called under the lock. [TENANT-2]"""
 
     @abstractmethod
     def enqueue_one(self, new: NewJob, now: int) -> EnqueueAnswer:
@@ -122,11 +122,11 @@ class LocalStore(ABC):
 
     @abstractmethod
     def replay_one(self, key: JobKey, now: int) -> ReplayAnswer:
-        """Start a dead letter again. Called under the lock."""
+        """Replay a dead letter. Called under the lock."""
 
     @abstractmethod
     def queue_names(self, tenant: str) -> list[str]:
-        """The queues where a tenant has jobs or that are paused."""
+        """The queues in which a tenant has jobs, and the paused ones."""
 
     @abstractmethod
     def tenants_with_jobs(self) -> set[str]:
@@ -150,7 +150,7 @@ class LocalStore(ABC):
     def each(
         self, step: Callable[[I, int], A], items: Sequence[I], *, connection: Any = None, under: Lease | None = None
     ) -> list[A]:
-        """Make one step for each item, all at the same instant, and then notify the listeners."""
+        """Call `step` for each item, all at the same instant, and then notify the listeners."""
         if connection is not None:
             raise Unsupported(JOINING, self.name)
         with self.lock:

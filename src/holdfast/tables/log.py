@@ -16,15 +16,15 @@ from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS, EventPage, Reader
 
 
 class TableLog:
-    """The events that are kept, with their positions."""
+    """The kept events with their positions."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, Event]] = []
         self._last = 0
         self._trimmed = 0
-        """No event up to this position is kept, of any tenant."""
+        """No event up to this position is kept."""
         self._trimmed_of: dict[str, int] = {}
-        """By tenant: the same for its events alone."""
+        """By tenant: none of its events up to this position is kept."""
         self._kept: dict[str, int] = {}
         """By tenant: how many of its events are kept."""
         self._readers: dict[tuple[str | None, str], int] = {}
@@ -65,7 +65,7 @@ class TableLog:
         return EventPage(found, str(end), more, [] if tenant else self._gaps(start, end))
 
     def _gaps(self, start: int, end: int) -> list[Gap]:
-        """Which events of single tenants are gone between two positions."""
+        """The gaps of single tenants' events between two positions."""
         trimmed = ((tenant, min(position, end)) for tenant, position in sorted(self._trimmed_of.items()))
         return [Gap(tenant, str(start), str(position)) for tenant, position in trimmed if start < position]
 
@@ -88,7 +88,7 @@ class TableLog:
     # Trimming -----------------------------------------------------------------------------------------------------
 
     def trim(self, keep_events: int, now: int) -> int:
-        """Cut the log to its bounds, each tenant's events by themselves. Returns how many events went."""
+        """Trim the log to its bounds, tenant by tenant. Returns how many events were removed."""
         too_old = now - EVENTS_BOUND_MS
         young = next((n for n, (_, event) in enumerate(self._entries) if event.at > too_old), len(self._entries))
         old, entries = self._entries[:young], self._entries[young:]
@@ -119,7 +119,7 @@ class TableLog:
                 del self._kept[event.tenant]
 
     def _position(self, offset: str, option: str) -> int:
-        """The position that an offset names. Raises InvalidOption."""
+        """The position of an offset. Raises InvalidOption."""
         if offset.isascii() and offset.isdigit() and len(offset) <= len(str(self._last)) and int(offset) <= self._last:
             return int(offset)
         raise InvalidOption(option, f"{offset!r} is not an offset of this store")

@@ -9,7 +9,7 @@ from holdfast.store import Hint, Listener, Signal
 
 
 class LocalNotifier:
-    """Gathers the hints of one operation and sends them to the listeners, each in its own event loop."""
+    """Collects the hints of one operation and sends them to the listeners, each in its own event loop."""
 
     def __init__(self) -> None:
         self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Listener, frozenset[Hint]]] = {}
@@ -20,7 +20,7 @@ class LocalNotifier:
         """Whether an event was logged since the last `send`."""
 
     def listen(self, listener: Listener, hints: Collection[Hint]) -> Callable[[], None]:
-        """Call `listener` in the current event loop. The answer stops it."""
+        """Call `listener` in the current event loop. Call the returned function to stop."""
         subscription = object()
         self._listeners[subscription] = (asyncio.get_running_loop(), listener, frozenset(hints))
         self._update_wanted()
@@ -35,7 +35,7 @@ class LocalNotifier:
         self._wanted = frozenset(hint for _, _, hints in list(self._listeners.values()) for hint in hints)
 
     def add(self, hint: Hint, tenant: str = "", queue: str = "", id_: str = "") -> None:
-        """Note a hint. `send` sends it."""
+        """Add a hint, which `send` sends."""
         if hint in self._wanted:
             self._pending.add((hint, tenant, queue, id_))
 

@@ -16,13 +16,13 @@ class PurgeTable:
 
     def __init__(self) -> None:
         self._counts: dict[str, tuple[PurgeCount, int]] = {}
-        """Each with the instant of the last purge; the oldest is first."""
+        """Each count with the instant of its last purge, the oldest first."""
 
     def count(self, job: Job, now: int) -> PurgeCount:
         """Count the purge of a job, and drop old counts."""
         before, _ = self._counts.pop(job.tenant, (PurgeCount(job.tenant, job.seq, 0), now))
         counted = replace(before, count=before.count + 1)
-        self._counts[job.tenant] = counted, now  # At the end: the dict stays in order of age.
+        self._counts[job.tenant] = counted, now  # Inserted at the end: the dict stays in order of age.
         for tenant, (_, at) in list(islice(self._counts.items(), PURGE_COUNTS_DROPPED)):
             if at >= now - PURGE_COUNT_MS:
                 break
@@ -30,6 +30,6 @@ class PurgeTable:
         return counted
 
     def page(self, tenant: str | None, cursor: str | None, limit: int) -> PurgePage:
-        """The count of a tenant, or with None those of some tenants."""
+        """A tenant's count. With None: a page of all tenants' counts."""
         names, following = name_page((name for name in self._counts if tenant in (None, name)), cursor or "", limit)
         return PurgePage([self._counts[name][0] for name in names], following)

@@ -11,7 +11,7 @@ from holdfast.store import TenantSettings
 
 
 class SettingsTable:
-    """The settings by tenant and queue; queue None is the tenant as a whole."""
+    """The settings by tenant and queue. Queue None: the whole tenant."""
 
     def __init__(self) -> None:
         self._settings: dict[tuple[str, str | None], TenantSettings] = {}

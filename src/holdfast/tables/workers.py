@@ -1,4 +1,4 @@
-"""Workers that are alive, as they reported themselves."""
+"""The live workers, as they reported themselves."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from holdfast.store import WorkerInfo, WorkerPage
 
 
 class WorkerTable:
-    """The workers by id, each with the instant at which it is forgotten unless it reports again."""
+    """The workers by id. Each is removed at an instant unless it reports again."""
 
     def __init__(self) -> None:
         self._workers: dict[str, tuple[int, WorkerInfo]] = {}
 
     def beat(self, worker: WorkerInfo, ttl_ms: int, now: int) -> None:
-        """Note that a worker is alive; `ttl_ms` 0 or less signs it off."""
+        """Record that a worker is alive. A `ttl_ms` of 0 or less removes it."""
         if ttl_ms <= 0:
             self._workers.pop(worker.worker_id, None)
             return
@@ -25,13 +25,13 @@ class WorkerTable:
         self._workers[worker.worker_id] = (now + ttl_ms, replace(worker, started_at=started_at, seen_at=now))
 
     def serving(self, tenant: str | None, now: int) -> list[WorkerInfo]:
-        """The living workers that serve a tenant (None: any), by id."""
+        """The live workers that serve a tenant (None: any), by id."""
         self._workers = {name: entry for name, entry in self._workers.items() if entry[0] > now}
         living = (worker for _, (_, worker) in sorted(self._workers.items()))
         return [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
 
     def page(self, tenant: str | None, cursor: str | None, limit: int, now: int) -> WorkerPage:
-        """Some of them, by id."""
+        """A page of them, by id."""
         living = {worker.worker_id: worker for worker in self.serving(tenant, now)}
         names, following = name_page(living, name_cursor(cursor, check_id), limit)
         return WorkerPage([living[name] for name in names], following)

@@ -83,8 +83,8 @@ class HttpMetrics:
 
     def jobs(self, op: str, answers: Sequence[object]) -> None:
         """Count the answers of an operation by type, without the queue, whose name belongs to a tenant."""
-        for name, count in Counts(type(answer).__name__ for answer in answers).items():
-            self._jobs.labels(op, name).inc(count)
+        for kind, count in Counts(map(type, answers)).items():
+            self._jobs.labels(op, kind.__name__).inc(count)
 
     def text(self) -> bytes:
         """The metrics in Prometheus' text format."""

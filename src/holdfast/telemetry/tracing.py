@@ -2,7 +2,7 @@
 
 The envelope's headers carry the producer's trace (W3C `traceparent`), and the worker's span continues it. This module
 never imports OpenTelemetry first: a program without it pays for one dict lookup. A program that imports it without a
-provider, as redis-py does, pays little more.
+provider, for example through redis-py, pays little more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tools for tests: an inline queue for programs that use Holdfast, and the suite that proves a store.
+"""Tools for tests: an inline queue for programs that use Holdfast, and the conformance suite for stores.
 
 For a program: `async with inline_queue(tenant="acme") as queue` opens a queue in memory. Its jobs run when the test
 calls `await queue.drain()`, and its clock moves when the test calls `await queue.advance(hours=1)`.

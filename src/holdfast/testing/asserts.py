@@ -22,7 +22,7 @@ AnyQueue = Queue | blocking.Queue
 
 
 def assert_enqueued(queue: AnyQueue, definition: Definition, /, *, count: int | None = None, **arguments: Any) -> None:
-    """Jobs of that definition wait, with at least these arguments: one or more, or exactly `count`."""
+    """Assert that jobs of this definition wait, with at least these arguments: one or more, or exactly `count`."""
     found = enqueued(queue, definition, **arguments)
     if found if count is None else len(found) == count:
         return
@@ -31,13 +31,13 @@ def assert_enqueued(queue: AnyQueue, definition: Definition, /, *, count: int | 
 
 
 def assert_not_enqueued(queue: AnyQueue, definition: Definition, /, **arguments: Any) -> None:
-    """No job of that definition waits that has these arguments."""
+    """Assert that no job of this definition with these arguments waits."""
     if found := enqueued(queue, definition, **arguments):
         raise AssertionError(f"{_call(definition, arguments)}: expected none, found {len(found)}{_listing(queue)}")
 
 
 def enqueued(queue: AnyQueue, definition: Definition, /, **arguments: Any) -> list[dict[str, Any]]:
-    """The arguments of the waiting jobs of that definition that have at least these."""
+    """The arguments of this definition's waiting jobs that have at least these."""
     calls = [_arguments(definition, job) for job in _waiting(queue) if job.envelope.type == definition.name]
     missing = object()
     return [call for call in calls if all(call.get(name, missing) == value for name, value in arguments.items())]
@@ -65,7 +65,7 @@ def _waiting(queue: AnyQueue) -> list[Job]:
 
 
 def _at_once(call: Coroutine[Any, Any, T]) -> T:
-    """The answer of a coroutine that never waits, as those of a memory store; so asserts need no await."""
+    """The result of a coroutine that never waits, like those of a memory store. So asserts need no await."""
     try:
         call.send(None)
     except StopIteration as done:

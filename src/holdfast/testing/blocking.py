@@ -9,7 +9,7 @@ __all__ = ["InlineQueue", "inline_queue"]
 
 
 class InlineQueue(blocking.Queue):
-    """As holdfast.testing.InlineQueue, without await."""
+    """`holdfast.testing.InlineQueue` without await."""
 
     _kind = inline.InlineQueue
 

@@ -1,7 +1,7 @@
 """Failpoints: at a named step of the code, kill the process, stop it, raise, or call a function.
 
-    failpoints.arm("worker.before_ack", "kill", nth=3)     # dies by SIGKILL as it passes there the third time
-    failpoints.arm_spec("file.before_commit:raise")        # the same from a command line
+    failpoints.arm("worker.before_ack", "kill", nth=3)     # SIGKILL at the third passage of this step
+    failpoints.arm_spec("file.before_commit:raise")        # as text, for a command line
 
 The steps of a worker, in order: worker.after_claim, worker.before_run, worker.after_effect (the handler has returned),
 worker.mid_batch (an acknowledgement joins others that wait to be sent), worker.before_ack, worker.after_ack; also
@@ -42,7 +42,7 @@ _armed: dict[str, tuple[int, Action | Callable[[], None]]] = {}
 
 
 def arm(name: str, action: Action | Callable[[], None] = "kill", nth: int = 1) -> None:
-    """Do `action` when the step `name` is passed for the `nth` time from now on; then it is disarmed."""
+    """Do `action` when the step `name` is passed for the `nth` time from now on, and then disarm it."""
     if not callable(action) and action not in get_args(Action):
         raise InvalidOption("action", f"{action!r} is not 'kill', 'stop', 'raise' or a function")
     with _lock:
@@ -58,7 +58,7 @@ def arm_spec(spec: str) -> None:
 
 
 def disarm(name: str | None = None) -> None:
-    """Forget one failpoint, or all."""
+    """Disarm one failpoint, or all."""
     with _lock:
         if name is None:
             _armed.clear()
@@ -70,7 +70,7 @@ def disarm(name: str | None = None) -> None:
 
 @contextmanager
 def armed(name: str, action: Action | Callable[[], None] = "raise", nth: int = 1) -> Generator[None]:
-    """Arm a failpoint for the length of a block."""
+    """Arm a failpoint inside the block."""
     arm(name, action, nth)
     try:
         yield

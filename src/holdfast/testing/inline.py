@@ -1,4 +1,4 @@
-"""A Queue for tests: a memory store of its own, a clock that only the test moves, and jobs that run on demand."""
+"""A Queue for tests: a memory store, a clock that only the test moves, and jobs that run on demand."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TICK_LIMIT = 1000
 
 
 class Failure(Struct, frozen=True):
-    """A run that failed: of which job, in which state that left it, and what its handler raised."""
+    """A failed run: its job, the job's state afterwards, and the handler's exception."""
 
     id: str
     queue: str
@@ -55,7 +55,7 @@ class Failure(Struct, frozen=True):
     attempt: int
     state: JobState
     error: Exception
-    """The handler's own; JobFailed where it raised none, as when its result could not be kept."""
+    """The handler's exception. JobFailed if it raised none, as when its result could not be stored."""
 
     def __str__(self) -> str:
         what = f"{self.type or 'a job without type'} {self.queue}/{self.id}"
@@ -63,7 +63,7 @@ class Failure(Struct, frozen=True):
 
 
 class Drained(int):
-    """How many runs a drain took: a number, with the `failures` among them."""
+    """The number of runs in a drain, with the failed ones in `failures`."""
 
     failures: tuple[Failure, ...]
 
@@ -78,10 +78,10 @@ class Drained(int):
 
 
 class InlineQueue(Queue):
-    """A Queue whose jobs run in `drain()`, one after another, by the worker's own code.
+    """A Queue whose jobs run in `drain()`, one after another, with the worker's own code.
 
-    Handlers are those of the messages that were enqueued here, else the `@job` functions of this process by
-    name; `handler` gets the payloads without a job type.
+    The handler is that of the message that was enqueued here, else the `@job` function of that name in this process.
+    `handler` gets the payloads without a job type.
     """
 
     def __init__(
@@ -98,18 +98,18 @@ class InlineQueue(Queue):
         self._producer.on_message = self._learn
 
     async def drain(self, *, raise_errors: bool = False) -> Drained:
-        """Run every job that is claimable now, in claim order, and those they enqueue; how many runs it took.
+        """Run every job that is claimable now, in claim order, and the jobs they enqueue. Returns the number of runs.
 
-        The answer's `failures` are the runs that failed. With `raise_errors` the first one ends the drain: what its
-        handler raised is raised here, once the job's state says so. Flows go on as far as they can, and schedules that
-        are due fire. A job that failed waits for its retry: `advance` the clock and drain again. Raises AssertionError
-        if there is no end to it.
+        The `failures` of the result are the failed runs. With `raise_errors` the first one ends the drain, which raises
+        the handler's exception after the job's state has changed. Flows advance as far as they can, and due schedules
+        fire. A failed job waits for its retry: `advance` the clock and drain again. Raises AssertionError if there
+        is no end of jobs.
         """
         runs = 0
         failures: list[Failure] = []
         while job := await self._claim() or await self._coordinate():
             runs += 1
-            assert runs <= DRAIN_LIMIT, f"drain() ran {DRAIN_LIMIT} jobs and there are still more"
+            assert runs <= DRAIN_LIMIT, f"drain() ran {DRAIN_LIMIT} jobs and more are waiting"
             finish, raised = await self._run(job)
             await self.store.report(self._reports)
             self._reports.clear()
@@ -122,9 +122,9 @@ class InlineQueue(Queue):
         return Drained(runs, failures)
 
     async def advance(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
-        """Move the store's clock, end the leases that have run out by then, and fire the schedules that are due.
+        """Move the store's clock forward, end the leases that expire by then, and fire the schedules that become due.
 
-        On the way it stops at each of their ticks, up to 1,000 of them; of those beyond that the last one is run.
+        It stops at each tick on the way, up to 1,000 of them. Of the ticks after that, only the last one fires.
         """
         by = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         now = await self.store.now()
@@ -141,7 +141,7 @@ class InlineQueue(Queue):
                 return
 
     def _learn(self, message: Message[Any]) -> None:
-        """Remember the handler of the message."""
+        """Record the handler of the message."""
         if message.definition is not None:
             self._handlers[message.spec.type] = _inline(message.definition)
 
@@ -152,12 +152,12 @@ class InlineQueue(Queue):
         return claimed.jobs[0] if claimed.jobs else None
 
     async def _coordinate(self) -> Job | None:
-        """Go on with schedules and flows; the next job, if that made one."""
+        """Serve schedules and flows, and claim the next job if that made one."""
         await self._take_care()
         return await self._claim()
 
     async def _take_care(self) -> None:
-        """What the coordinator does in a worker, once for each schedule and flow that is due, and without waiting."""
+        """Do what a worker's coordinator does, once for each due schedule and flow, without waiting."""
         request = ClaimRequest(self.tenant, tuple(SYSTEM_HANDLERS), DRAIN_LIMIT, LEASE_MAX, "inline")
         for job in (await self.store.claim(request)).jobs:
             handler, context = SYSTEM_HANDLERS[job.queue], _InlineContext(self.store)
@@ -178,7 +178,7 @@ class InlineQueue(Queue):
         known = find(job.envelope.type)
         handlers = ({known.name: _inline(known)} if known is not None else {}) | self._handlers
         clients = _InlineClients(self, self._learn)
-        # No other worker comes: what is unknown here fails at once.
+        # There is no other worker: a job of an unknown type fails at once.
         state = RunState()
         runner = Runner(
             state, handlers, acknowledge, Answers(state, Callbacks(), None), report,
@@ -192,7 +192,7 @@ class InlineQueue(Queue):
 
 
 class _Client(HandlerQueue):
-    """What a handler enqueues runs in the same drain, also where only the message knows the handler."""
+    """A handler's Queue. Its jobs run in the same drain, even if only the message has the handler."""
 
     def __init__(self, inline: InlineQueue, learn: Callable[[Message[Any]], None]) -> None:
         super().__init__(
@@ -207,12 +207,12 @@ class _InlineClients(WorkerClients):
         self._inline, self._learn = inline, learn
 
     def _make(self, tenant: str) -> Queue:
-        del tenant  # There is one.
+        del tenant  # There is only one.
         return _Client(self._inline, self._learn)
 
 
 class _InlineContext(SystemContext):
-    """A duty that would have to wait gives its job back instead."""
+    """The context of a system handler, which never waits here: it releases its job."""
 
     waits = False
 
@@ -228,7 +228,7 @@ def inline_queue(
     blobs: str | Blobs | None = None,
     handler: Callable[[Any], Any] | None = None,
 ) -> InlineQueue:
-    """Make a queue for one test, to be entered by `async with`."""
+    """Make a queue for one test. Enter it with `async with`."""
     return InlineQueue(tenant=tenant, name=name, blobs=blobs, handler=handler)
 
 
@@ -238,7 +238,7 @@ def _job_failed(job: Job, state: JobState, error: AttemptError) -> JobFailed:
 
 
 def _inline(definition: JobDefinition[..., Any, Any]) -> Handler:
-    """How to run a job here: one that asks for a process of its own shares ours."""
+    """How to run a job here. A job with `executor="process"` runs in this process."""
     timeout_s = None if definition.timeout is None else definition.timeout.total_seconds()
     executor = "async" if definition.is_async else "thread"
     return Handler(definition.function, definition.load, executor, timeout_s, "")

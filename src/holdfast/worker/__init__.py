@@ -1,4 +1,4 @@
-"""Workers: they take jobs from a store and run them."""
+"""Workers: they claim jobs from a store and run them."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ BATCH = 1_000
 
 
 class Acknowledger:
-    """Sends each outcome until the store has accepted or refused it, or the lease is over by our clock. [LEASE-4]
+    """Sends each outcome until the store has accepted or refused it, or the lease is over by the local clock. [LEASE-4]
 
-    A batch without an answer is sent again: the store answers the same token and outcome as it did the first
-    time. [LEASE-1] Each answer goes to `answers`, each failure of the store to `on_error(operation, error)`.
+    A batch without an answer is sent again: the store gives a repeated outcome the first answer. [LEASE-1] `answers`
+    receives each answer, `on_error(operation, error)` each failure of the store.
     """
 
     def __init__(self, store: Store, answers: Answers, on_error: Callable[[str, BaseException], None]) -> None:
@@ -58,7 +58,7 @@ class Acknowledger:
             self._add(active)
 
     async def run(self) -> None:
-        """Send outcomes until `close` was called and everything is answered."""
+        """Send outcomes until `close` is called and everything is answered."""
         pause = Pause()
         while True:
             if not self._waiting:
@@ -85,23 +85,23 @@ class Acknowledger:
                 self._batch = BATCH
 
     def close(self) -> None:
-        """Let `run` return when everything is answered."""
+        """Make `run` return when everything is answered."""
         self._closing = True
         self._wake()
 
     async def finish_checks(self, timeout_s: float) -> None:
-        """Wait until the store was asked about jobs that joined a transaction."""
+        """Wait until the store has answered for the jobs that joined a transaction."""
         if self._checks:
             await asyncio.wait(self._checks, timeout=timeout_s)
 
     async def send_once(self) -> None:
-        """Try once to send everything that waits. Only after `run` has ended."""
+        """Try once to send everything that is left. Call it only after `run` has ended."""
         batch, self._waiting = self._waiting, []
         if batch:
             await self._send(batch)
 
     async def abandon_checks(self) -> None:
-        """Cancel what `finish_checks` did not see end."""
+        """Cancel the checks that `finish_checks` did not see end."""
         for check in self._checks:
             check.cancel()
         if self._checks:
@@ -131,7 +131,7 @@ class Acknowledger:
     def _put_back(self, batch: list[ActiveJob], error: Exception) -> None:
         self._waiting.extend(self._drop_expired(batch))
         if not isinstance(error, AWAY):
-            # The store may reject one item of the batch: smaller batches separate the others from it.
+            # The store may have rejected the batch for one item: smaller batches separate the others from it.
             self._batch = max(1, min(self._batch, len(batch)) // 2)
         self._on_error("finish", error)
 
@@ -152,7 +152,7 @@ class Acknowledger:
             active.finish = Finish(active.key, active.token, "complete")
             self._answers.answered([active], [Finished(JobState.COMPLETED)])
             return
-        # Also when the lease has run out: `run` reports that.
+        # Add it even if the lease has expired: `run` reports that.
         self._add(active)
 
     def _add(self, active: ActiveJob) -> None:

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from holdfast.jobs.context import JobContext
 
 Interruption = Literal["", "canceled", "stalled", "timeout", "released"]
-"""Why a handler was asked to stop. What it returns or raises after that rarely counts: see `outcome.counts`."""
+"""Why a handler was asked to stop. Its return value or exception then rarely counts: see `outcome.counts`."""
 
 
 class ActiveJob(Struct, eq=False, gc=False):
-    """One lease and what the worker does with it.
+    """One lease, and the state of its job in this worker.
 
-    The worker's event loop makes it. The heartbeat moves `until` and `renew_at` from its own thread. Compared and
-    hashed by identity: after a lease is lost, the worker can lease the same job again. The garbage collector skips it:
-    the runner breaks its reference cycles, through `context` and `task`.
+    The worker's event loop makes it. The heartbeat changes `until` and `renew_at` from its own thread. It is compared
+    and hashed by identity: after a lease is lost, the worker can lease the same job again. The garbage collector skips
+    it: the runner breaks its reference cycles, through `context` and `task`.
     """
 
     job: Job
@@ -33,7 +33,7 @@ class ActiveJob(Struct, eq=False, gc=False):
     later than the store's deadline. [LEASE-4]"""
     renew_at: float
     give_up_at: float = math.inf
-    """From here on the lease is not renewed: the handler blocks the event loop past its timeout."""
+    """When to stop renewing the lease: the handler then blocks the event loop past its timeout."""
     interruption: Interruption = ""
     finish: Finish | None = None
     """The outcome, once it is known."""
@@ -44,7 +44,7 @@ class ActiveJob(Struct, eq=False, gc=False):
     timer: asyncio.TimerHandle | None = None
     timeout_s: float | None = None
     error: BaseException | None = None
-    """What the handler raised, until its slot is free. The inline queue reads it."""
+    """The handler's exception, until its slot is free. The inline queue reads it."""
     joined: bool = False
     """The handler completes the job in its own transaction; see `joining`."""
 

@@ -26,7 +26,7 @@ _EVENT_OF: dict[JobState, EventName] = {
 
 
 class Answers:
-    """Reports what became of each job to callbacks and metrics, and forgets the job."""
+    """Reports each job's ending to callbacks and metrics, and removes the job from the run's state."""
 
     def __init__(self, state: RunState, callbacks: Callbacks, blobs: Blobs | None) -> None:
         self._state = state
@@ -35,7 +35,7 @@ class Answers:
         self._deletions: set[asyncio.Task[None]] = set()
 
     def answered(self, batch: list[ActiveJob], answers: list[FinishAnswer | None]) -> None:
-        """The store answered these outcomes. None: the lease was over, so the outcome was not sent. [LEASE-4]"""
+        """Report the store's answers to outcomes. None: the lease was over, so the outcome was not sent. [LEASE-4]"""
         self._state.leased.difference_update(batch)
         meter = metrics.current
         observed = meter is not None or not self._callbacks.silent
@@ -51,7 +51,7 @@ class Answers:
         self._state.changed.set()
 
     def lost(self, active: ActiveJob, refusal: Refusal) -> None:
-        """The lease is gone: stop the handler, whose outcome no longer counts. [LEASE-4, CANCEL-2]"""
+        """Stop the handler of a lost lease: its outcome no longer counts. [LEASE-4, CANCEL-2]"""
         if active.finish is not None or active.interruption not in ("", "released"):
             return  # The answer to its acknowledgement will report it.
         state, reason = self._state, _reason(refusal)
@@ -67,7 +67,7 @@ class Answers:
         state.changed.set()
 
     async def delete_blob(self, name: str) -> None:
-        """Delete the large result of an outcome that was not needed. Best effort."""
+        """Try to delete the large result of an outcome that was not accepted."""
         if self._blobs is not None:
             with contextlib.suppress(Exception):
                 await self._blobs.delete([name])
@@ -86,7 +86,7 @@ class Answers:
             metrics.current.released(active.key.queue, reason)
 
     def _refused(self, active: ActiveJob, refusal: Refusal | None) -> None:
-        """The outcome came too late."""
+        """Report an outcome that was too late."""
         result = active.finish.result if active.finish else None
         # Only after a refusal is it certain that no job refers to the blob.
         if result is not None and result.blob and refusal is not None:

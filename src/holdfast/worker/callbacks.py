@@ -19,12 +19,12 @@ EventName = Literal["completed", "failed", "retrying", "canceled", "stalled", "e
 
 
 class WorkerEvent(Struct, frozen=True):
-    """Something that happened in a worker. `job` is as it was claimed, None for "error"."""
+    """An event in a worker. `job` is the job as it was claimed; None for "error"."""
 
     name: EventName
     job: Job | None = None
     error: AttemptError | BaseException | None = None
-    """Why the attempt failed ("failed", "retrying"), or which failure the store or the worker met ("error")."""
+    """Why the attempt failed ("failed", "retrying"), or the failure of the store or the worker ("error")."""
 
 
 Callback = Callable[[WorkerEvent], Any]
@@ -33,7 +33,7 @@ _log = get_logger(__name__)
 
 
 class Callbacks:
-    """The registered functions. One that raises is logged and changes nothing else."""
+    """The registered functions. If one raises, the error is logged."""
 
     def __init__(self) -> None:
         self._functions: dict[str, list[Callback]] = {name: [] for name in get_args(EventName)}

@@ -1,7 +1,7 @@
-"""The other side of `executor="process"`: a child that runs one job after the other.
+"""The child process of `executor="process"`: it runs one job after the other.
 
-Its main thread runs handlers. A second thread reads what the worker says, and ends the process as soon as the
-worker is gone. SIGTERM ends the running handler by SystemExit, so that it can clean up, and then the process.
+Its main thread runs handlers. A second thread reads the worker's messages, and ends the process as soon as the
+worker is gone. SIGTERM raises SystemExit in the running handler, so that it can clean up, and then ends the process.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Child:
         self._clients = ChildClients()
 
     def serve(self) -> NoReturn:
-        """Run what the worker sends, until it ends."""
-        # Ctrl-C goes to the whole group; the worker decides what becomes of its children.
+        """Run the worker's tasks until the worker ends."""
+        # Ctrl-C reaches the whole process group; the worker decides when its children end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_term)
         threading.Thread(target=self._read, name="holdfast child", daemon=True).start()
@@ -63,7 +63,7 @@ class Child:
             try:
                 definition = resolve(task.reference, task.main)
             except (AttributeError, ModuleNotFoundError) as error:
-                # The files on disk are of another version than the worker that started this process.
+                # The files on disk are of another version than the worker: it was deployed since this process started.
                 unknown = outcome.unreadable(UnknownJobType(task.job.envelope.type))
                 return replace(unknown, error=outcome.describe(error))
             try:
@@ -128,15 +128,15 @@ def resolve(reference: str, main: str) -> JobDefinition[..., Any, Any]:
 
 
 def main() -> NoReturn:
-    """Serve on the connection whose file descriptor is the last argument, and log as the one before says."""
+    """Serve on the connection whose file descriptor is the last argument. The argument before it sets the log level."""
     if logs := json.loads(sys.argv[-2]):
         logging.configure(json=logs[0], level=logs[1], application=True)
     Child(socket.socket(fileno=int(sys.argv[-1]))).serve()
 
 
 def _load_main(main: str) -> str:
-    """Run the worker's main module under another name, so that what is behind `if __name__` stays asleep."""
-    name = "__mp_main__"  # The name that multiprocessing gives it, for the same reason.
+    """Run the worker's main module under another name, so that its `if __name__ == "__main__"` block does not run."""
+    name = "__mp_main__"  # The name that multiprocessing uses, for the same reason.
     if name not in sys.modules:
         module = ModuleType(name)
         run = runpy.run_path if main.endswith(".py") else runpy.run_module
@@ -146,7 +146,7 @@ def _load_main(main: str) -> str:
 
 
 def _exit(code: int) -> NoReturn:
-    # A flush fails in the middle of another one, when the signal came there.
+    # A flush fails inside another flush, if the signal interrupted that.
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()

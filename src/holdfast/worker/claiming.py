@@ -73,7 +73,7 @@ class Claiming:
             room = min(CLAIM_LIMIT, self._room())
             if room <= 0:
                 continue
-            # Armed before the claim: a hint that comes during it makes us claim again. [CLAIM-3]
+            # Armed before the claim: a hint that arrives during it causes another claim. [CLAIM-3]
             self._wakeup.arm()
             sent_at = boot_time()
             try:
@@ -83,7 +83,7 @@ class Claiming:
                 hit("worker.after_claim")
             except Exception as error:  # noqa: BLE001 - a worker outlives failures of its store
                 if isinstance(error, HoldfastError) and not isinstance(error, AWAY):
-                    # Trying again is pointless: the data is not ours, or a feature is missing.
+                    # Trying again is pointless: the data is not Holdfast's, or a feature is missing.
                     state.fail(error)
                     return
                 self._on_error("claim", error)

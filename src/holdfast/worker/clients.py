@@ -1,4 +1,4 @@
-"""The Queue that a handler reaches by `current_job().client`: of its job's tenant, on the worker's store."""
+"""The Queue of `current_job().client`: the one of the job's tenant, on the worker's store."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class HandlerQueue(Queue):
-    """A Queue that handlers share: one that closes it takes it from no other."""
+    """A Queue that handlers share. Closing it has no effect."""
 
     async def close(self) -> None:
-        """It ends with the worker."""
+        """Do nothing: the worker closes it."""
 
 
 class WorkerClients:
-    """The queues of a worker's tenants. Each is kept as long as it is used."""
+    """The Queues of a worker's tenants. Each is kept while it is used."""
 
     def __init__(
         self, store: Store, name: str, codec: str, blobs: Blobs | None, home: asyncio.AbstractEventLoop
@@ -35,10 +35,10 @@ class WorkerClients:
         self._queues: WeakValueDictionary[str, Queue] = WeakValueDictionary()
 
     def of(self, tenant: str) -> Any:
-        """As the caller can use it: with await in an event loop, without in a thread."""
+        """The tenant's Queue: async in an event loop, blocking in a thread."""
         queue = self._queues.get(tenant)
         if queue is None:
-            # Of two threads that make one at once, each uses its own: that costs shared round trips, nothing more.
+            # Two threads that make one at the same time use one each: they share no round trips, but both work.
             queue = self._queues[tenant] = self._make(tenant)
         return for_caller(queue, self._home)
 
@@ -47,14 +47,14 @@ class WorkerClients:
 
 
 class ChildClients:
-    """The same in a child process, which opens the store by its address when a handler first asks."""
+    """The Queues in a child process. It opens the store by its address at a handler's first use."""
 
     def __init__(self) -> None:
         self._address: Address | None = None
         self._clients: WorkerClients | None = None
 
     def at(self, address: Address | None) -> ChildClients:
-        """For the next job, whose worker has its store there."""
+        """Set the address of the store for the next job."""
         if address != self._address:
             self._address, self._clients = address, None
         return self
@@ -62,7 +62,7 @@ class ChildClients:
     def of(self, tenant: str) -> Any:
         address = self._address
         if address is None:
-            reason = "executor='process' has no way to the worker's store: open its Queue by a URL, not in memory, and"
+            reason = "executor='process' cannot reach the worker's store: open its Queue by a URL, not in memory, and"
             raise InvalidOption("client", f"{reason} with a token that is a string; or run the job without a process")
         if self._clients is None:
             queue = Queue(address.url, tenant=tenant, token=address.token, name=address.name, codec=address.codec)

@@ -1,18 +1,18 @@
-"""The garbage collector in a process that does nothing but work."""
+"""Settings of the garbage collector for a process that only runs jobs."""
 
 from __future__ import annotations
 
 import gc
 
 YOUNG = 20_000
-"""How many new objects there may be before it looks for cycles among them; Python's own number is 700."""
+"""The number of new objects before a collection. Python's default is 700."""
 
 
 def collect_seldom() -> None:
-    """Leave alone what is loaded by now, and look at the rest more seldom: jobs leave no cycles behind.
+    """Freeze the objects that exist now, and collect less often: the worker leaves no cycles behind.
 
-    With Python's own numbers it takes up to a fifth of the time of short jobs. For programs, not for libraries: this is
-    of the whole process.
+    With Python's defaults, collection takes up to a fifth of the time of short jobs. Only programs should call this,
+    as it changes the whole process.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What a worker can run: its job definitions and its catch-all, by job type."""
+"""The handlers of a worker: its job definitions and its catch-all, by job type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Load = Callable[[Envelope], tuple[Iterable[Any], dict[str, Any]]]
 
 
 class Handler:
-    """How to run one job type. `reference` finds the definition from another process."""
+    """How to run one job type. By `reference`, another process imports the definition."""
 
     __slots__ = ("executor", "function", "load", "reference", "timeout_s")
 
@@ -31,9 +31,9 @@ class Handler:
 
 
 def table(jobs: Iterable[JobDefinition[..., Any, Any]], catch_all: Callable[[Any], Any] | None) -> dict[str, Handler]:
-    """The handlers by job type, "" being the catch-all: it gets the jobs that have no type.
+    """The handlers by job type. "" is the catch-all: it gets the jobs that have no type.
 
-    Raises InvalidOption for two definitions of one name, or for one that no other process could find.
+    Raises InvalidOption for two definitions of one name, or for one that its child process could not import.
     """
     handlers: dict[str, Handler] = {}
     for definition in jobs:

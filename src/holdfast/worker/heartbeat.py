@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 BATCH = 1_000
 BEAT_EVERY_S = 10.0
 RECOUNT_S = 1.0
-"""How soon the registry learns that a worker's number of jobs has changed."""
+"""How soon the registry gets a worker's changed number of jobs."""
 BEAT_TTL_MS = 30_000
 VERIFY_EVERY_S = 0.25
 SIGN_OFF_S = 1.0
 STOP_S = 6.0
-"""How long the end may take: the coordinator releases its jobs, each step within a second."""
+"""How long the shutdown may take: the coordinator releases its jobs, each step within a second."""
 
 MAX_CANCELS = 1_000
-"""The most cancels to remember, for jobs that were leased to this worker and have not arrived yet."""
+"""The most cancels to remember, for jobs that are leased to this worker and have not arrived yet."""
 
 _ANY = ("", "", "")
 _CANCELED = frozenset({Hint.CANCELED})
@@ -48,7 +48,7 @@ _log = get_logger(__name__)
 
 
 class Heartbeat:
-    """Renews the leases in `leased`, notices cancels, beats for the worker, and runs `coordinate` beside that.
+    """Renews the leases in `leased`, notices cancels, reports the worker as live, and runs `coordinate`.
 
     Made and stopped in the worker's event loop. Calls `on_lost(active, refusal)` and `on_error(error)` there.
     """
@@ -84,16 +84,16 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._main, name="holdfast heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Raises what keeps it from running."""
+        """Start the thread. Raises the error that keeps it from running."""
         self._thread.start()
         self._started.wait()
         if self._failure is not None:
             raise self._failure
 
     def watch(self, taken: Sequence[ActiveJob], sent_at: float) -> None:
-        """Jobs were added to `leased`, by a claim sent at `sent_at`. Wakes the thread only if it is idle."""
+        """Watch jobs that were added to `leased`, by a claim sent at `sent_at`. Wakes the thread only if it is idle."""
         if self._cancels:
-            # A cancel that came before its job matched no leased job at that time. [CANCEL-2]
+            # A cancel that arrived before its job found no such job in `leased`. [CANCEL-2]
             missed = [Signal(Hint.CANCELED, *active.key) for active in taken if self._was_canceled(active, sent_at)]
             if missed:
                 self._loop.call_soon_threadsafe(self._verify_soon, missed)
@@ -143,7 +143,7 @@ class Heartbeat:
     async def _serve(self) -> None:
         store = await self._connect()
         unlisten = store.listen(self._on_cancel, _CANCELED)
-        # Jobs may have been canceled before we listened.
+        # Jobs may have been canceled before this listened.
         self._verify_soon([Signal(Hint.CANCELED)])
         try:
             async with asyncio.TaskGroup() as group:
@@ -210,7 +210,7 @@ class Heartbeat:
         except StoreBusy as busy:
             if len(due) == 1:
                 raise
-            # Another transaction may lock one of them: it must not hold up the others.
+            # A transaction may lock one of them. The others must not wait for it.
             self._report(busy)
             self._renew_alone(store, due)
             return
@@ -229,7 +229,7 @@ class Heartbeat:
             context.renewed(answer.deadline)
 
     def _renew_alone(self, store: Store, jobs: list[ActiveJob]) -> None:
-        """Renew, each in its own call, jobs that an open transaction may lock: the others must not wait for it."""
+        """Renew jobs that an open transaction may lock, each in its own call: the others must not wait for it."""
         for one in jobs:
             one.renew_at = boot_time() + self._lease_s / 3
             task = self._loop.create_task(self._renew_one(store, one))
@@ -282,7 +282,7 @@ class Heartbeat:
 
     def _lost(self, one: ActiveJob, refusal: Refusal) -> None:
         self._leased.discard(one)
-        # Set here, not in the worker's loop: a handler in a thread must see it even while that loop is blocked.
+        # Set here, not in the worker's loop: a handler in a thread must see it even while the loop is blocked.
         context = one.context
         if context is not None:
             context.canceled.set()
@@ -306,7 +306,7 @@ class Heartbeat:
                 await store.beat(info, BEAT_TTL_MS)
             except Exception as error:  # noqa: BLE001 - the heartbeat outlives failures of the store
                 self._report(error)
-            # Beat sooner if the number of jobs has changed, so that `workers` agrees with the metrics.
+            # Report sooner if the number of jobs has changed, so that `workers` agrees with the metrics.
             end = boot_time() + BEAT_EVERY_S
             while boot_time() < end:
                 await asyncio.sleep(RECOUNT_S)
@@ -351,7 +351,7 @@ class Heartbeat:
         self.call_in_loop(self._on_error, error)
 
     def call_in_loop(self, call: Callable[..., object], *args: object) -> None:
-        """Call something in the worker's event loop."""
+        """Run `call` in the worker's event loop."""
         # The worker's loop is already closed if the worker was killed.
         with contextlib.suppress(RuntimeError):
             self._home.call_soon_threadsafe(call, *args)

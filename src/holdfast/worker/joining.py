@@ -1,7 +1,7 @@
 """Jobs that a handler completes inside its own transaction. [ENQ-7]
 
-The worker does not see how that transaction ends. So it asks the store before it sends the handler's outcome. While
-the transaction is open, other changes of the job wait for it: its lease is renewed in a call of its own.
+The worker does not see how that transaction ends, so it asks the store before it sends the handler's outcome. While
+the transaction is open, other changes of the job wait for it. So its lease is renewed in a call of its own.
 """
 
 from __future__ import annotations
@@ -54,5 +54,5 @@ class Joining:
 
 def is_completed(job: Job | None, token: int) -> bool:
     """Whether the job was completed under this token, so that its transaction has committed."""
-    # A leased job is never forgotten: one that is gone has ended.
+    # A leased job is never removed, so a missing one has ended.
     return job is None or (job.state is JobState.COMPLETED and job.token == token)

@@ -2,16 +2,17 @@
 
 A job's life, in order:
 
-    claiming.py   Claiming.run         claims as many jobs as there is room for, and takes hand-offs
+    claiming.py   Claiming.run         claims as many jobs as there is room for, and receives hand-offs
     runner.py     Runner.add, _start   puts each into a free slot
     runner.py     Runner._run_async    calls the handler (or _run_in_thread, _run_in_process)
-    runner.py     Runner._end          turns how it ended into an outcome (outcome.py) and frees the slot
+    runner.py     Runner._end          makes its ending an outcome (outcome.py) and frees the slot
     acks.py       Acknowledger.run     sends outcomes in batches
     answers.py    Answers.answered     reports what the store answered
 
-Each part calls the next one. `RunState.changed` alone goes back: it wakes the claims when a slot or an acknowledgement
-makes room. Claims and acknowledgements run side by side, so that a store can commit them together. Everything belongs
-to one event loop; only the heartbeat has its own thread, and calls into this loop by `call_soon_threadsafe`.
+Each part calls the next one. Only `RunState.changed` works backwards: it wakes the claims when a slot or an
+acknowledgement makes room. Claims and acknowledgements run concurrently, so that a store can commit them together.
+Everything belongs to one event loop; only the heartbeat has its own thread, and calls into this loop by
+`call_soon_threadsafe`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Loop:
         self._claiming = Claiming(store, settings, state, self._heartbeat, self._runner, self._acks, on_error)
 
     async def run(self) -> None:
-        """Work until `stop`, then finish or release every leased job. Raises what makes work impossible."""
+        """Run jobs until `stop`, then finish or release every leased job. Raises the error that prevents this."""
         state = self.state
         maintenance = Maintenance(
             self._store,
@@ -123,11 +124,11 @@ class Loop:
         self.state.stop_now()
 
     def runs(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether this task is one of our handlers."""
+        """Whether this task runs one of this worker's handlers."""
         return task is not None and any(active.task is task for active in self.state.running)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """A bug in a part of the run must not leave a worker that only looks alive: stop it."""
+        """Stop the worker if a part of the run fails: it must not look alive without working."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.state.fail(error)
 

@@ -1,4 +1,4 @@
-"""What a worker and its child processes say to each other: frames of four bytes of length and msgpack."""
+"""Messages between a worker and its child processes: frames of a four-byte length and msgpack."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ HEAD = struct.Struct(">I")
 class Task(msgspec.Struct, tag=True):
     """Worker to child: run this job with the definition at `module:qualname`, answer in `codec`.
 
-    For a definition in the worker's main module, `main` says which that is: a module's name or a file. `store` is
-    where the handler finds its queue.
+    For a definition in the worker's main module, `main` is that module: its name or its file. `store` is the address
+    of the store, for the handler's queue.
     """
 
     reference: str
@@ -41,13 +41,13 @@ class Returned(msgspec.Struct, tag=True):
 
 
 class Raised(msgspec.Struct, tag=True):
-    """Child to worker: how the attempt ended instead."""
+    """Child to worker: the attempt ended without a result."""
 
     outcome: Outcome
     error: AttemptError | None = None
     delay_ms: int | None = None
     reason: str = ""
-    """With "release": the job is left to another worker, and why."""
+    """With "release": why the job is left to another worker."""
 
 
 Ending = Returned | Raised
@@ -58,16 +58,16 @@ _to_worker = msgspec.msgpack.Decoder(Said | Returned | Raised)
 
 
 def frame(message: Any) -> bytes:
-    """A message with its length in front."""
+    """A message with its length before it."""
     data = _encoder.encode(message)
     return HEAD.pack(len(data)) + data
 
 
 def for_child(data: bytes) -> Task:
-    """Read what a worker said."""
+    """Decode a worker's message."""
     return _to_child.decode(data)
 
 
 def for_worker(data: bytes) -> Said | Returned | Raised:
-    """Read what a child said."""
+    """Decode a child's message."""
     return _to_worker.decode(data)

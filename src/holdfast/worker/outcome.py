@@ -1,4 +1,4 @@
-"""Turns how a handler ended into the outcome of its job, with an error that any store can keep. [RETRY-4]"""
+"""Makes the outcome of a job from its handler's ending, with an error that any store can keep. [RETRY-4]"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNKNOWN_DELAY_MS = (1 * SECOND, 60 * SECOND)
 
 
 def raised(error: BaseException) -> Raised:
-    """What a handler's exception means for its job: release it, fail it for good, or retry it."""
+    """How a handler's exception ends its job's attempt: release, fail or retry."""
     if isinstance(error, RetryLater):
         delay_ms = math.ceil(error.delay.total_seconds() * 1000)
         return Raised("release", None, min(DELAY_LIMIT_MS, max(0, delay_ms)))
@@ -34,10 +34,10 @@ def raised(error: BaseException) -> Raised:
 
 
 def unreadable(error: BaseException) -> Raised:
-    """What an unreadable payload means for its job.
+    """How an unreadable payload ends its job's attempt.
 
-    Arguments that do not match never will: the job fails. A job of an unknown type, codec or version is left to
-    another worker, which the next deploy may bring. [RETRY-6]
+    Arguments that do not match now never will, so the job fails. A job of an unknown type, codec or version is left to
+    another worker, which the next deploy may start. [RETRY-6]
     """
     if isinstance(error, UnknownJobType):
         return Raised("release", describe(error), reason=UNKNOWN_TYPE)
@@ -47,7 +47,7 @@ def unreadable(error: BaseException) -> Raised:
 
 
 def unstorable(error: BaseException) -> Raised:
-    """A result that cannot be stored: its job fails, because the handler has had its effect. [RESULT-1]"""
+    """Fail a job whose result cannot be stored: its handler must not run again. [RESULT-1]"""
     described = describe(error)
     message = clean(f"the result cannot be stored: {described.message}", MESSAGE_LIMIT)
     return Raised("fail", replace(described, message=message))
@@ -56,8 +56,8 @@ def unstorable(error: BaseException) -> Raised:
 def for_another(active: ActiveJob, ending: Raised, unknown_ms: int) -> Finish:
     """Leave a job of an unknown type to another worker, or fail it if none has known it for `unknown_ms`. [RETRY-6]
 
-    All times are the store's. The delay grows with the job's age: a worker that a deploy brings soon gets it soon, and
-    a job that no worker will ever know costs little.
+    All times are the store's. The delay grows with the job's age: a worker that a deploy starts soon gets the job soon,
+    and a job that no worker ever knows costs little.
     """
     job = active.job
     now = job.claimed_at or 0
@@ -76,16 +76,16 @@ def timed_out(active: ActiveJob) -> Finish:
 
 
 def release(active: ActiveJob) -> Finish:
-    """The job is ready again at once, and the attempt does not count. [RETRY-5]"""
+    """Make the job ready again at once. The attempt does not count. [RETRY-5]"""
     return Finish(active.key, active.token, "release")
 
 
 def counts(active: ActiveJob, ending: bytes | Raised) -> bool:
     """Whether the ending of an interrupted handler still decides the outcome of its job.
 
-    Only for a job that is to be released. A handler that was interrupted, or that noticed the request to stop and
-    returned, may have done half of its work: its job is released. One that never looked has done all of it, and must
-    not run again.
+    Only a job that is to be released can be decided by its handler. A handler that was interrupted, or that noticed the
+    request to stop and returned, may have done half of its work: its job is released. A handler that never checked for
+    the request has done all of its work, and must not run again.
     """
     if active.interruption != "released" or active.finish is not None:
         return False
@@ -102,7 +102,7 @@ def finish(active: ActiveJob, ending: Raised) -> Finish:
 
 
 def describe(error: BaseException) -> AttemptError:
-    """An exception as a store keeps it: bounded, without NUL characters and unpaired surrogates."""
+    """An exception as a store keeps it: shortened, without NUL characters and unpaired surrogates."""
     try:
         message = str(error)
     except Exception as second:  # noqa: BLE001 - a broken __str__ must not hide that the attempt failed

@@ -1,7 +1,7 @@
 """Child processes for `executor="process"`, one job at a time in each.
 
-Not those of `concurrent.futures`: there the death of one child breaks the pool and every job in it. Here it fails
-one attempt, and the next job gets a new child.
+In `concurrent.futures`, the death of one child breaks the pool and every job in it. Here it fails one attempt, and the
+next job gets a new child.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from holdfa
 
 
 class Processes:
-    """Children, made as they are needed and kept for the next job. Never more than jobs that run at once."""
+    """Child processes, started when needed and kept for the next job. Never more than jobs that run at once."""
 
     def __init__(self, store: Address | None = None) -> None:
         self._store = store
@@ -40,7 +40,7 @@ class Processes:
     async def run(
         self, job: Job, reference: str, codec: str, on_progress: Callable[[Progress], None]
     ) -> bytes | messages.Raised:
-        """Run a job in a child. Cancel it to end the child: by SIGTERM, and 2 s later by SIGKILL."""
+        """Run a job in a child. A cancel ends the child: by SIGTERM, and 2 s later by SIGKILL."""
         child = self._idle.pop() if self._idle else await _Child.start()
         kept = False
         try:
@@ -62,7 +62,7 @@ class Processes:
                 await child.end()
 
     async def close(self) -> None:
-        """End the children, which have no work any more."""
+        """End the idle children."""
         idle, self._idle = self._idle, []
         await asyncio.gather(*(child.end() for child in idle))
 
@@ -101,12 +101,12 @@ class _Child:
         self._writer.write(messages.frame(message))
 
     async def receive(self) -> messages.Said | messages.Ending | None:
-        """The next message, or None: the process has ended."""
+        """The next message. None: the process has ended."""
         reading = asyncio.ensure_future(self._read())
         try:
             await asyncio.wait([reading, self._gone], return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
-                # What the child said last may still be in the pipe.
+                # The child's last messages may still be in the pipe.
                 await asyncio.wait([reading], timeout=0.1)
             return reading.result() if reading.done() else None
         finally:
@@ -120,7 +120,7 @@ class _Child:
             return None
 
     async def obituary(self) -> AttemptError:
-        """What the process died of."""
+        """Why the process died."""
         try:
             async with asyncio.timeout(TERM_S):
                 code = await asyncio.shield(self._gone)
@@ -129,7 +129,7 @@ class _Child:
         return AttemptError("ProcessDied", f"the process running the handler ended with {_cause(code)}")
 
     async def end(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, even if it does not react."""
         try:
             self._signal(signal.SIGTERM)
             await asyncio.wait([self._gone], timeout=TERM_S)
@@ -154,12 +154,12 @@ def _cause(code: int) -> str:
 
 
 def _path() -> list[str]:
-    """Where the child looks for modules: where this process does."""
+    """The module search path for the child: that of this process."""
     return [os.fspath(entry) if entry else os.getcwd() for entry in sys.path]  # noqa: PTH109 - text for JSON
 
 
 def _main() -> str:
-    """Which module or file this program was started from."""
+    """The module or file that this program was started from."""
     main: Any = sys.modules["__main__"]
     spec = main.__spec__
     return cast("str", spec.name if spec is not None else os.path.abspath(main.__file__))  # noqa: PTH100

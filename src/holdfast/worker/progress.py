@@ -18,7 +18,7 @@ EVERY_S = 0.1
 
 
 class Reporter:
-    """Sends progress, at most ten times a second. Best effort: a report that fails is not repeated."""
+    """Sends progress, at most ten times a second. It does not repeat a failed report."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Reporter:
     async def _send(self) -> None:
         while self._newest:
             newest = {active: self._newest.pop(active) for active in list(self._newest)}
-            # A job that has ended has nothing left to report.
+            # A job that has ended reports nothing.
             items = [(active, progress) for active, progress in newest.items() if active.finish is None]
             try:
                 answers = await self._store.report([Report(job.key, job.token, progress) for job, progress in items])

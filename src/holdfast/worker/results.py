@@ -19,9 +19,9 @@ BLOB_TRIES = 5
 
 
 async def store_large_result(blobs: Blobs | None, active: ActiveJob, data: bytes, codec: str) -> Finish:
-    """Store the result as a blob; return the outcome, which refers to it. Without a blob store the job fails.
+    """Store the result as a blob and return an outcome that refers to it. Without a blob store, the job fails.
 
-    Raises what the blob store raised at the last of five tries.
+    Raises the blob store's error after five tries.
     """
     if blobs is None:
         error = outcome.describe(ResultTooLarge(len(data), RESULT_LIMIT))

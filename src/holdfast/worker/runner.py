@@ -1,7 +1,7 @@
 """Runs the handlers of leased jobs, each in a slot: on the event loop, in a thread or in a child process.
 
 The middle of a job's life in a worker: `add` puts it into a free slot, one of the three `_run` methods calls its
-handler, `_end` turns the ending into an outcome, hands that to the acknowledger and frees the slot.
+handler, `_end` makes an outcome of the ending, passes it to the acknowledger and frees the slot.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _seldom = SeldomLogger(__name__, every_s=60.0)
 class Runner:
     """Runs up to `concurrency` jobs at once. Made inside the event loop it belongs to.
 
-    `acknowledge(active, finish)` gets the outcome of each job, at most once; `report(active, progress)` gets what a
-    handler reports.
+    `acknowledge(active, finish)` gets the outcome of each job, at most once; `report(active, progress)` gets a
+    handler's progress.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Runner:
     # Slots -----------------------------------------------------------------------------------------------------
 
     def add(self, jobs: Iterable[ActiveJob]) -> None:
-        """Start these jobs as slots are free; release them if the run is stopping."""
+        """Start these jobs when slots are free. If the run is stopping, release them."""
         self._state.prefetched.extend(jobs)
         if self._state.stopping:
             self.release_prefetched()
@@ -104,7 +104,7 @@ class Runner:
             self._fill_slots()
 
     def release_prefetched(self) -> None:
-        """Give back the jobs that wait for a slot. [RETRY-5]"""
+        """Release the jobs that wait for a slot. [RETRY-5]"""
         prefetched = self._state.prefetched
         while prefetched:
             active = prefetched.popleft()
@@ -123,7 +123,7 @@ class Runner:
                 self._answers.answered([active], [None])
 
     def _free_slot(self, active: ActiveJob) -> None:
-        # Each of these refers to the active job, an error by its traceback: cycles would cost the garbage collector.
+        # Each of these refers to the active job (an error by its traceback): break the cycles, which cost collections.
         active.context = active.task = active.error = None
         self._state.running.discard(active)
         self._state.ended += 1
@@ -181,7 +181,7 @@ class Runner:
         active.started_at = time.monotonic()
         if active.interruption:
             return self._end(active, None)
-        # The task has a contextvars context of its own, so nothing needs to be reset.
+        # The task has its own contextvars context, so nothing needs to be reset.
         activate(context)
         try:
             hit("worker.before_run")
@@ -254,7 +254,7 @@ class Runner:
     # Ending ----------------------------------------------------------------------------------------------------
 
     def _end(self, active: ActiveJob, ending: bytes | Raised | None) -> None:
-        """The handler has ended: acknowledge its outcome and free its slot. None: it was never called."""
+        """Acknowledge the outcome of a handler that has ended, and free its slot. None: it was never called."""
         if active.timer is not None:
             active.timer.cancel()
             active.give_up_at = math.inf
@@ -308,21 +308,21 @@ class Runner:
     # Stopping --------------------------------------------------------------------------------------------------
 
     def interrupt_all(self) -> None:
-        """Ask every running handler to stop and give its job back. One that was interrupted before keeps its reason."""
+        """Ask every running handler to stop, and release its job. A handler interrupted earlier keeps its reason."""
         for active in tuple(self._state.running):
             active.interrupt(active.interruption or "released")
 
     def unstoppable(self) -> list[ActiveJob]:
-        """The jobs whose handlers were asked to give them back and still run: usually threads."""
+        """The jobs that are to be released, but whose handlers still run after being asked to stop: usually threads."""
         return [active for active in self._state.running if active.interruption == "released" and active.finish is None]
 
     def abandon_timed_out(self) -> None:
-        """Acknowledge attempts that timed out and whose handlers have not ended."""
+        """Acknowledge attempts that timed out and have not ended."""
         for active in tuple(self._state.running):
             if active.interruption == "timeout":
                 self._acknowledge_interruption(active)
 
     async def close(self) -> None:
-        """End the threads and child processes. Only threads that ignore the request still run."""
+        """End the threads and child processes. Threads that ignore the request continue to run."""
         await self._processes.close()
         self._threads.close(0.0 if self._state.running else 5.0)

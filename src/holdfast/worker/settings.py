@@ -1,4 +1,4 @@
-"""How a worker was asked to work."""
+"""The options of a worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.core.policy import TypeInfo
 
 
 class Settings(Struct, frozen=True):
-    """The options of a worker, checked. `tenant` None serves all, `prefetch` None finds its own measure."""
+    """The checked options of a worker. `tenant` None: serve all. `prefetch` None: choose it by the rate of jobs."""
 
     tenant: str | None
     queues: tuple[str, ...]
@@ -23,4 +23,4 @@ class Settings(Struct, frozen=True):
     unknown_ms: int
     types: tuple[TypeInfo, ...] = ()
     name: str = "default"
-    """The queue of jobs that name none."""
+    """The queue for jobs that name none."""

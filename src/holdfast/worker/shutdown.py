@@ -1,4 +1,4 @@
-"""The end of a run: let handlers finish or give their jobs back, then send the last acknowledgements. [RETRY-5]"""
+"""The end of a run: let handlers finish or release their jobs, then send the last acknowledgements. [RETRY-5]"""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ async def end_running(state: RunState, runner: Runner, grace_s: float) -> None:
     await _wait_for(state, lambda: state.running, "waiting for running jobs", grace_s)
     runner.interrupt_all()
     await state.wait_until(lambda: not state.running or state.stopping_now, END_S)
-    # A handler that cannot be stopped still has effects: release its job, and two workers would run it.
+    # A handler that cannot be stopped still has effects. If its job were released, two workers would run it.
     await _wait_for(state, runner.unstoppable, "waiting for handlers that do not stop when asked")
     if state.stopping_now and state.running:
-        # The second request kills child processes and cancels tasks once more. Handlers must see the first one before:
-        # the event loop takes two cancels in one turn as one.
+        # The second request kills child processes and cancels tasks once more. Handlers must see the first one before
+        # that: the event loop merges two cancels in one turn.
         await state.wait_until(lambda: not state.running, STOP_NOW_S / 20)
         runner.interrupt_all()
         await state.wait_until(lambda: not state.running, STOP_NOW_S / 4)
@@ -55,10 +55,10 @@ async def end_running(state: RunState, runner: Runner, grace_s: float) -> None:
 async def end_calls(
     state: RunState, acks: Acknowledger, leaving: asyncio.Task[None], acknowledging: asyncio.Task[None]
 ) -> None:
-    """Wait for the last claim, then until every outcome is answered; at last try once to send what is left."""
+    """Wait for the last claim, then until every outcome is answered. Then try once to send those that are left."""
     await _wait_for_task(state, leaving)
     if not leaving.done():
-        # Also after a second signal: a job handed off from now on would be stuck until its lease expires.
+        # Do it even after a second signal: a job handed off from now on would be stuck until its lease expires.
         await asyncio.wait([leaving], timeout=STOP_NOW_S)
     await acks.finish_checks(DRAIN_S)
     acks.close()
@@ -90,6 +90,6 @@ async def _wait_for_task(state: RunState, task: asyncio.Task[None]) -> None:
 
 
 def _ids(jobs: Collection[ActiveJob]) -> str:
-    """The first of some jobs, for the log."""
+    """The ids of the first few jobs, for the log."""
     names = sorted(f"{active.job.envelope.type}/{active.key.id}" for active in jobs)
     return ",".join(names[:MAX_LOGGED_JOBS]) + (",..." if len(names) > MAX_LOGGED_JOBS else "")

@@ -1,11 +1,11 @@
-"""SIGTERM and SIGINT for whatever runs in an event loop: the first asks to end, the second to end at once.
+"""SIGTERM and SIGINT in an event loop: the first signal asks to stop, the second to stop at once.
 
-Python keeps one handler for each signal, and others want it too: a web server around us, for one.
+Python keeps one handler for each signal, and other code needs it, too: a web server around the worker, for example.
 
-    before us                                          we
-    SIG_DFL, default_int_handler, asyncio.Runner's     take the signal
-    another Python handler                             take it, and then call that handler
-    one that was set through the event loop            leave it alone: it cannot be called from outside
+    installed before                                   what this module does
+    SIG_DFL, default_int_handler, asyncio.Runner's     replaces it
+    another Python handler                             replaces it, and calls it afterwards
+    one that was set through the event loop            leaves it alone: it cannot be called from outside
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 _callbacks: dict[object, Callable[[], None]] = {}
 _installed: dict[int, tuple[Handler, Handler]] = {}
-"""By signal: our handler, and the one before it."""
+"""By signal: the handler installed here, and the one before it."""
 
 _log = get_logger(__name__)
 
@@ -37,8 +37,8 @@ _log = get_logger(__name__)
 def on_signal(callback: Callable[[], None]) -> Generator[None]:
     """Call `callback` in the running loop at each signal inside the block, then restore what was before.
 
-    Several blocks may be open in one loop; each is called. In another thread than the main one nothing is installed:
-    Python delivers signals to the main thread alone. A handler that other code has installed meanwhile stays.
+    Several blocks may be open in one loop; each callback is called. Outside the main thread it installs nothing:
+    Python delivers signals only to the main thread. A handler that other code has installed meanwhile stays.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -70,7 +70,7 @@ def stop_event() -> Generator[asyncio.Event]:
 
 
 def exit_early(number: int, frame: FrameType | None) -> None:
-    """A handler for programs: exit with 0 as long as nothing else watches the signal. `on_signal` takes its place."""
+    """A handler for programs: exit with 0 while nothing else handles the signal. `on_signal` replaces it."""
     del number, frame
     for one in SIGNALS:
         signal.signal(one, signal.SIG_IGN)
@@ -92,7 +92,7 @@ def _install(number: int, loop: asyncio.AbstractEventLoop) -> None:
             then(signum, frame)
 
     with _held_back(number):
-        # Without it the loop could go to sleep between the signal and its handler, and not wake up.
+        # Without it, the loop could start waiting between the signal and its handler, and not wake up.
         loop.add_signal_handler(number, _woken)
         signal.signal(number, ours)
     _installed[number] = ours, before
@@ -109,7 +109,7 @@ def _restore(number: int, loop: asyncio.AbstractEventLoop) -> None:
 
 @contextmanager
 def _held_back(number: int) -> Generator[None]:
-    """A signal that comes inside the block is delivered after it."""
+    """Delay a signal inside the block until its end."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -125,7 +125,7 @@ def _is_default(handler: Handler) -> bool:
 
 
 def _is_of_loop(handler: Handler, loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether `loop.add_signal_handler` has put it there: it comes from the package of the loop."""
+    """Whether `loop.add_signal_handler` installed it: its module is in the package of the loop."""
     own = type(loop).__module__.partition(".")[0]
     return getattr(handler, "__module__", "").partition(".")[0] in (own, "asyncio") and not _is_default(handler)
 

@@ -1,4 +1,4 @@
-"""What the parts of one run share: the jobs that the worker has, and whether it is stopping."""
+"""State that the parts of one run share: the jobs that the worker has, and whether it is stopping."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class RunState:
         """Jobs that ended since the last claim measured their rate."""
         self.stopping = False
         self.stopping_now = False
-        """A second signal came: wait for nothing."""
+        """A second signal arrived: wait for nothing."""
         self.fatal: BaseException | None = None
-        """What makes work impossible; raised when the run has ended."""
+        """The error that makes work impossible. It is raised when the run has ended."""
         self.changed = asyncio.Event()
         """Set after each change that a task may wait for; a waiter clears it before it waits."""
 
     def stop(self) -> None:
-        """Claim no more. Twice is harmless."""
+        """Claim no more. It can be called more than once."""
         self.stopping = True
         self.changed.set()
 
@@ -42,7 +42,7 @@ class RunState:
         self.stop()
 
     def fail(self, error: BaseException) -> None:
-        """Stop, because work is impossible."""
+        """Stop with an error that makes work impossible."""
         self.fatal = error
         self.stop()
 

@@ -20,17 +20,17 @@ LONGEST_PAUSE_S = 30.0
 STEADY_S = 60.0
 """A child that lived this long before it died is restarted almost at once."""
 KILL_S = 5.0
-"""How long a child may take for its end after a second signal."""
+"""How long a child may take to exit after a second signal."""
 
 _log = get_logger(__name__)
 
 
 def supervise(target: Callable[[int], object], processes: int) -> int:
-    """Run `target(number)` in each of `processes` child processes and start those that die again.
+    """Run `target(number)` in each of `processes` child processes, and restart those that die.
 
-    The children are spawned: `target` must be found by name from there. SIGTERM and SIGINT are passed on, once for
-    each that comes; five seconds after the second, what is left is killed. Call it in the main thread. Returns the
-    exit code for the program: 0 when every child ended by itself with 0.
+    The children are spawned, so they must be able to import `target` by name. Each SIGTERM and SIGINT is passed on to
+    them; five seconds after the second one, the remaining children are killed. Call it in the main thread. Returns the
+    exit code for the program: 0 if every child exited by itself with 0.
     """
     return _Supervisor(target, processes).run()
 
@@ -43,7 +43,7 @@ class _Slot:
         self.process: SpawnProcess | None = None
         self.started_at = 0.0
         self.start_at: float | None = 0.0
-        """When to start the next one; None: never again."""
+        """When to start the next child. None: never again."""
         self.pause_s = FIRST_PAUSE_S
 
 
@@ -59,7 +59,7 @@ class _Supervisor:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.setblocking(False)
-        # The wait below starts again after a signal unless something becomes readable.
+        # A signal does not end the wait below unless it makes something readable.
         fd_before = signal.set_wakeup_fd(theirs.fileno())
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -135,14 +135,14 @@ class _Supervisor:
 
 
 def _child(target: Callable[[int], object], number: int) -> None:
-    # A group of its own: Ctrl-C reaches the supervisor alone, which passes it on once.
+    # A process group of its own: Ctrl-C reaches only the supervisor, which passes it on once.
     os.setpgid(0, 0)
     threading.Thread(target=_follow_parent, daemon=True).start()
     target(number)
 
 
 def _follow_parent() -> None:
-    """End gently when the supervisor is gone, however it went."""
+    """Stop gracefully when the supervisor is gone, even if it was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -13,10 +13,10 @@ _log = get_logger(__name__)
 
 
 class Threads:
-    """Up to `limit` threads, made as they are needed.
+    """Up to `limit` threads, started when they are needed.
 
-    They are daemons, which those of `concurrent.futures` are not: a handler that never ends must not keep the
-    process from ending.
+    They are daemon threads, unlike those of `concurrent.futures`: a handler that never returns must not keep the
+    process from exiting.
     """
 
     def __init__(self, limit: int) -> None:
@@ -38,7 +38,7 @@ class Threads:
         self._work.put(call)
 
     def close(self, timeout_s: float) -> bool:
-        """End the threads that have no work; whether all of them ended in time."""
+        """End the idle threads. Returns whether all threads ended in time."""
         for _ in self._threads:
             self._work.put(None)
         end = time.monotonic() + timeout_s

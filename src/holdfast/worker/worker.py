@@ -1,4 +1,4 @@
-"""Worker: takes jobs from a store and runs them."""
+"""Worker: claims jobs from a store and runs them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ FAIL_UNKNOWN_AFTER = timedelta(milliseconds=UNKNOWN_MS)
 
 
 Lifespan = Callable[["Worker"], AbstractAsyncContextManager[object]]
-"""What a worker is to have around it: entered before the first claim, left when nothing runs any more."""
+"""The context of a worker: entered before the first claim, left after the last job."""
 
 
 class WorkerOptions(TypedDict, total=False):
-    """The options that every worker has; see `Worker`."""
+    """The options of every worker; see `Worker`."""
 
     handler: Callable[[Any], Any] | None
     queues: Iterable[str] | None
@@ -57,7 +57,7 @@ class WorkerOptions(TypedDict, total=False):
 
 
 def check_lifespan(lifespan: Lifespan) -> Lifespan:
-    """Return it if it can be called with a worker. Raises InvalidOption."""
+    """Return `lifespan` if it can be called with a worker. Raises InvalidOption."""
     if not callable(lifespan):
         raise InvalidOption("lifespan", f"{lifespan!r} is not a function; put @asynccontextmanager on one")
     try:
@@ -66,18 +66,18 @@ def check_lifespan(lifespan: Lifespan) -> Lifespan:
         name = getattr(lifespan, "__name__", "lifespan")
         raise InvalidOption("lifespan", f"it is called with the worker: write `async def {name}(worker)`") from None
     except ValueError:
-        pass  # Something built in, whose signature cannot be read.
+        pass  # A builtin, whose signature cannot be read.
     return lifespan
 
 
 class _Asked:
-    """A call of `run`, until it begins."""
+    """A call of `run` that has not begun."""
 
     stopped = False
 
 
 class AllTenants:
-    """A store bound to no tenant: takes the place of the Queue in an operator's fleet."""
+    """A store for all tenants, used instead of a Queue by an operator's workers."""
 
     tenant = None
 
@@ -89,7 +89,7 @@ class AllTenants:
         self.store = make_store(store) if isinstance(store, str) else store
 
     def address(self) -> Address | None:
-        """Where another process finds the store, as `Queue.address` has it."""
+        """How another process opens the store; see `Queue.address`."""
         found = self._url if self.store.capabilities.many_processes else None
         return None if found is None else Address(found, None, self.name, self.codec)
 
@@ -100,7 +100,7 @@ class AllTenants:
             await self.store.open()
 
     async def close(self) -> None:
-        """Let go of what `open` made."""
+        """Close what `open` made."""
         if self._url is not None:
             await self.store.close()
 
@@ -112,12 +112,12 @@ class Worker:
         await worker.run()
 
     Without `queues` it serves those of its jobs, plus the Queue's own if there is a catch-all `handler`, which gets
-    the payload of jobs without a type. `prefetch` is how many jobs are claimed ahead; by default as many as run in a
-    quarter of a second, up to `concurrency`. `lease` is how long a job stays ours without a sign of life;
-    `shutdown_grace` how long running handlers may go on after a signal. A job whose type or payload version is unknown
-    here is left to other workers; after `fail_unknown_after` without one that knows it, it fails. [RETRY-6]
-    `lifespan(worker)` gives an async context manager: entered before the first claim, left when no job runs any more.
-    What it raises ends `run`. Raises InvalidOption.
+    the payload of jobs without a type. `prefetch` is the number of jobs claimed beyond the free slots; by default as
+    many as run in a quarter of a second, up to `concurrency`. `lease` is how long a job stays leased if the worker
+    dies; `shutdown_grace` is how long running handlers may continue after a signal. A job whose type or payload version
+    is unknown here is left to other workers; it fails if none knows it for `fail_unknown_after`. [RETRY-6]
+    `lifespan(worker)` returns an async context manager, entered before the first claim and left after the last job.
+    An exception from it ends `run`. Raises InvalidOption.
     """
 
     def __init__(
@@ -182,9 +182,9 @@ class Worker:
         blobs: str | Blobs | None = None,
         **options: Unpack[WorkerOptions],
     ) -> Self:
-        """A worker that serves every tenant in fair turns. For operators: it sees all payloads. [TENANT-4]
+        """A worker that serves every tenant in fair turns. It is for operators: it sees all payloads. [TENANT-4]
 
-        A store given by URL is opened and closed by `run`. `name` is the queue of jobs that name none.
+        `run` opens and closes a store given as a URL. `name` is the queue for jobs that name none.
         """
         return cls(AllTenants(store, name, codec, blobs), jobs, **options)
 
@@ -196,22 +196,22 @@ class Worker:
     def on(self, event: EventName, callback: Callback) -> None:
         """Call `callback(WorkerEvent)`, sync or async, at each `event`.
 
-        completed, failed, retrying: what the store said to an outcome; canceled, stalled: the lease is gone, and the
-        outcome with it; error: the store did not answer. A callback that raises is logged and harms nothing.
+        completed, failed, retrying: the store's answer to an outcome. canceled, stalled: the lease is lost, so the
+        outcome does not count. error: the store did not answer. If a callback raises, the error is logged.
         """
         self._callbacks.on(event, callback)
 
     def run(self, *, signals: bool = True) -> Coroutine[Any, Any, None]:
-        """Work until SIGTERM, SIGINT or `stop`; then finish or release what is held. To be awaited. [RETRY-5]
+        """Run jobs until SIGTERM, SIGINT or `stop`; then finish or release the leased jobs. Await it. [RETRY-5]
 
         A second signal ends it at once, as does cancelling the task. A handler that does not stop when
         asked, such as a thread, keeps its lease, and `run` waits for it. After a second signal `run` does not wait: the
-        lease runs out.
-        Signals are watched in the main thread alone, and not with `signals=False`. A handler that the program has
-        installed is called after ours; one that it has set through the event loop is left alone, and `stop` or a cancel
-        ends the worker. A second call while it runs waits for the end of the first; after that it can run again.
+        lease expires.
+        Signals are watched only in the main thread, and not with `signals=False`. The program's own signal handler is
+        called after the worker's. One set through the event loop stays alone in place: then `stop` or a cancel ends the
+        worker. A second call while it runs waits for the end of the first; after that it can run again.
         """
-        # Not a coroutine function: a `stop` finds also what was called and has not begun, as a task that is just made.
+        # Not a coroutine function: `stop` must also find a call that has not begun, as in a task just created.
         asked = _Asked()
         self._asked.add(asked)
         return self._run(asked, signals=signals)
@@ -226,7 +226,7 @@ class Worker:
         self._done = asyncio.Event()
         self._stop_asked = False
         try:
-            # From the first moment: a signal that comes while the store is being opened ends it gently, too.
+            # Before the store is opened: a signal during the opening stops the worker gracefully, too.
             with on_signal(self._on_signal) if signals else nullcontext():
                 await self._source.open()
                 async with nullcontext() if self._lifespan is None else self._lifespan(self):
@@ -240,8 +240,8 @@ class Worker:
     async def stop(self) -> None:
         """Stop claiming, let running handlers finish within the grace, and wait for the end of `run`.
 
-        Called from a handler or a callback it does not wait. A `run` that was called and has not begun will not begin.
-        When nothing runs it does nothing.
+        In a handler or a callback it does not wait. A `run` that was called and has not begun never begins. Without a
+        `run`, it does nothing.
         """
         for asked in self._asked:
             asked.stopped = True
@@ -302,7 +302,7 @@ def _queues(
 def _types(
     source: Queue | AllTenants, jobs: list[JobDefinition[..., Any, Any]], handler: Callable[[Any], Any] | None
 ) -> tuple[TypeInfo, ...]:
-    """What is published about the types that it runs, for producers that have no `@job` at hand."""
+    """The job types that the worker reports, for producers without the `@job` definition."""
     types = [
         TypeInfo(
             job.name, job.queue or source.name, spec.max_attempts, spec.backoff, spec.timeout_ms, spec.priority,

@@ -8,7 +8,7 @@ from tests.unit.cli.support import claim, complete, fail
 def test_enqueue_answers_like_the_http_service(cli):
     answer = cli("enqueue", "send_email", "-q", "emails", "--id", "e1", "--payload", '{"to": "a@b.c"}', "--json")
     assert answer.code == 0
-    warning = "no living worker serves the queue 'emails': the job waits until one does"
+    warning = "no live worker serves the queue 'emails': the job waits until one does"
     queued = {"status": "queued", "id": "e1", "queue": "emails", "state": "ready", "warnings": [warning]}
     assert (answer.json, answer.err) == (queued, f"Warning: {warning}.\n")
     again = cli("enqueue", "send_email", "-q", "emails", "--id", "e1", "--json")

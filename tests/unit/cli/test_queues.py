@@ -49,7 +49,7 @@ def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(cli, url):
 def test_stats_of_a_queue_that_is_not_there_fail_and_suggest_names(cli):
     answer = cli("stats", "emails")
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err == "Error: acme has no queue 'emails': no job of it is kept\n"
+    assert answer.err == "Error: acme has no queue 'emails': there are no jobs in it\n"
     for queue in ("emails", "reports"):
         cli("enqueue", "x", "-q", queue)
     answer = cli("stats", "email", "--json")

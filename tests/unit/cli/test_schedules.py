@@ -31,7 +31,7 @@ def test_a_schedule_is_added_listed_and_removed(cli):
         (("--cron", "* * * * *", "--every", "10m"), "give either --cron '30 2 * * *' or --every 10m"),
         (("--every", "10m", "--timezone", "Europe/Berlin"), "--timezone needs --cron"),
         (("--cron", "61 * * * *"), "Bad minute"),
-        (("--cron", "* * * * *", "--timezone", "Mars/Base"), "is no time zone"),
+        (("--cron", "* * * * *", "--timezone", "Mars/Base"), "is not a known time zone"),
         (("--every", "often"), "every:"),
         (("--every", "0.1s"), "shorter than a second"),
     ],

@@ -106,6 +106,6 @@ def test_another_number_of_attempts_is_refused(attempts):
 
 def test_queues_of_holdfasts_own_can_be_looked_at_and_not_worked_with():
     assert names.check_queue("holdfast:schedules") == "holdfast:schedules"
-    with pytest.raises(InvalidName, match="kept for schedules and flows"):
+    with pytest.raises(InvalidName, match="reserved for schedules and flows"):
         names.check_own_queue("holdfast:schedules")
     assert names.check_own_queue("holdfast") == "holdfast"

@@ -68,7 +68,7 @@ def test_a_step_that_is_no_job_is_blocked_or_ready():
 
 def test_steps_are_put_in_order_and_circles_are_refused():
     assert in_order({"c": ["a", "b"], "b": ["a"], "a": []}) == ["a", "b", "c"]
-    with pytest.raises(InvalidOption, match=r"in a circle: '[ab]' before '[ab]' before '[ab]'"):
+    with pytest.raises(InvalidOption, match=r"in a cycle: '[ab]' before '[ab]' before '[ab]'"):
         in_order({"a": ["b"], "b": ["a"], "c": []})
     with pytest.raises(InvalidOption, match="no such step"):
         in_order({"a": ["b"]})
@@ -125,10 +125,10 @@ async def test_what_holdfast_keeps_for_itself_is_nobodys_queue():
         lambda: Flow("f").add(1, queue="holdfast:flows"),
     )
     for make in makers:
-        with pytest.raises(InvalidName, match="kept for schedules and flows"):
+        with pytest.raises(InvalidName, match="reserved for schedules and flows"):
             make()
     async with queue:
-        with pytest.raises(InvalidName, match="kept for"):
+        with pytest.raises(InvalidName, match="reserved for"):
             await queue.enqueue(1, queue="holdfast:flows")
         refused, taken = await queue.enqueue_many([1, 2], queue="holdfasty")
         assert refused.status == taken.status == "queued"

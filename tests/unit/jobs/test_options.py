@@ -6,7 +6,8 @@ import pytest
 
 from holdfast import InvalidName, InvalidOption
 from holdfast.core.job import IdempotencyKey
-from holdfast.jobs.options import PLAIN, duration_ms, instant_ms, moment, resolve
+from holdfast.core.times import moment
+from holdfast.jobs.options import PLAIN, duration_ms, instant_ms, resolve
 
 
 def test_nothing_said_is_nothing_set():

@@ -267,7 +267,7 @@ async def test_what_is_wrong_is_refused_and_nothing_happens(payload, options, er
 @asynchronous
 async def test_a_job_that_is_no_message_is_refused_with_what_to_write():
     async with memory_queue() as queue:
-        with pytest.raises(InvalidPayload, match=r"<job send_email> is no message; enqueue its .message\(...\)"):
+        with pytest.raises(InvalidPayload, match=r"<job send_email> is not a message; enqueue its .message\(...\)"):
             await queue.enqueue(send_email)
         (ticket,) = await queue.enqueue_many([send_email], on_refused="return")
         assert ticket.status == "refused"

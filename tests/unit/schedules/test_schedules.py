@@ -244,7 +244,7 @@ async def test_bad_names_and_large_payloads_are_refused():
             with pytest.raises(PayloadTooLarge):
                 await queue.schedule("big", {"text": "x" * size}, every=60)
         assert (await queue.schedule("big", {"text": "x" * 261_000}, every=60)).state is JobState.SCHEDULED
-        with pytest.raises(InvalidName, match="kept for schedules and flows"):
+        with pytest.raises(InvalidName, match="reserved for schedules and flows"):
             await queue.schedule("it", {}, every=60, queue="holdfast:schedules")
 
 

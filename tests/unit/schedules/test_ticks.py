@@ -88,7 +88,7 @@ def test_every_so_often_counts_from_where_it_began():
 
 
 BAD = {
-    "the machine's own zone": ({"cron": "* * * * *", "timezone": "localtime"}, "is no time zone"),
+    "the machine's own zone": ({"cron": "* * * * *", "timezone": "localtime"}, "is not a known time zone"),
     "spaces without end": ({"cron": "* * * * *" + " " * 200}, "209 characters, 200"),
     "nothing": ({}, "one of them"),
     "both": ({"cron": "* * * * *", "every": 60}, "one of them"),
@@ -99,12 +99,12 @@ BAD = {
     "very long": ({"cron": "1," * 2000 + "1 * * * *"}, "five fields"),
     "a number of many digits": ({"cron": "1" * 180 + " * * * *"}, "minute"),
     "a day that is none": ({"cron": "0 0 30 2 *"}, "day-of-month"),
-    "never": ({"cron": "0 0 */30 2 1#5"}, "never comes"),
-    "a zone that is none": ({"cron": "* * * * *", "timezone": "Mars/Base"}, "write one such as 'Europe/Berlin'"),
-    "a zone that is a path": ({"cron": "* * * * *", "timezone": "../../etc/passwd"}, "is no time zone"),
-    "a zone that is a folder": ({"cron": "* * * * *", "timezone": "Europe"}, "is no time zone"),
-    "a zone with NUL": ({"cron": "* * * * *", "timezone": "a\0"}, "is no time zone"),
-    "no zone": ({"cron": "* * * * *", "timezone": ""}, "is no time zone"),
+    "never": ({"cron": "0 0 */30 2 1#5"}, "is never due"),
+    "a zone that is none": ({"cron": "* * * * *", "timezone": "Mars/Base"}, "write a name such as 'Europe/Berlin'"),
+    "a zone that is a path": ({"cron": "* * * * *", "timezone": "../../etc/passwd"}, "is not a known time zone"),
+    "a zone that is a folder": ({"cron": "* * * * *", "timezone": "Europe"}, "is not a known time zone"),
+    "a zone with NUL": ({"cron": "* * * * *", "timezone": "a\0"}, "is not a known time zone"),
+    "no zone": ({"cron": "* * * * *", "timezone": ""}, "is not a known time zone"),
     "too often": ({"every": 0.5}, "shorter than a second"),
     "not a time": ({"every": "1h"}, "neither a timedelta"),
     "every in a zone": ({"every": 60, "timezone": BERLIN}, "is for cron"),

@@ -167,7 +167,7 @@ async def test_a_drain_without_end_is_an_error(monkeypatch):
             await queue.enqueue(again.message())
 
         await queue.enqueue(again.message())
-        with pytest.raises(AssertionError, match="still more"):
+        with pytest.raises(AssertionError, match="more are waiting"):
             await queue.drain()
 
 

@@ -112,7 +112,7 @@ async def test_a_process_of_a_worker_in_memory_says_why_it_has_no_client(queue):
     async with serving(queue, definition):
         job_ = await until(queue, await queue.enqueue(definition.message("x"), max_attempts=1), patience=30)
         assert job_.errors[0].type == "InvalidOption"
-        assert "executor='process' has no way to the worker's store" in job_.errors[0].message
+        assert "executor='process' cannot reach the worker's store" in job_.errors[0].message
 
 
 async def test_a_handler_that_is_run_again_enqueues_one_job_by_its_id(queue):

@@ -1,8 +1,8 @@
 """Finds the events of a history that break the contract.
 
-`suspects` checks every event against the history of its own job, in one shuffle and one sort. Before that, much more
-cheaply, `jobs_to_check` finds the jobs that need it, and `census` finds whether tokens need it. Then come checks that
-need more than one job: `cleared` marks what a gap in the log or unrecorded extensions explain, and `set_back` what the
+`jobs_to_check` finds the jobs that need all checks, and `census` whether tokens do; both are cheap. `suspects` then
+checks each event against the history of its own job, in one shuffle and one sort. Other checks need more than one job:
+`cleared` marks what a gap in the log or unrecorded extensions explain, and `set_back` what the
 store's clock explains. `shared_tokens` finds tokens that two jobs hold. `unlike_store` compares the log with the
 store's jobs. A purged job has no record any more, so purges are checked by their numbers within the tenant
 (`purge_suspects`) and by the store's count of them (`unlike_counts`).

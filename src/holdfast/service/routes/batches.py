@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import CoroutineType
 from typing import Any, TypeVar, cast
 
@@ -36,10 +36,8 @@ async def each(
     """
     made: list[X | HoldfastError] = []
     turns = call.context.turns
-    for start in range(0, len(items), STEP):
-        some = items[start : start + STEP]
-        if not turns.try_take(ITEM_WORK * len(some)):
-            await turns.take(ITEM_WORK * len(some), call.tenant)
+    for some in pieces(items):
+        await turns.take(ITEM_WORK * len(some), call.tenant)
         for item in some:
             one: Any = item
             if not isinstance(item, HoldfastError):
@@ -53,14 +51,21 @@ async def each(
     good = [one for one in made if not isinstance(one, HoldfastError)]
     replies = iter(await send(good) if good else ())
     shown: list[Any] = []
-    for one in made:
-        answer = one if isinstance(one, HoldfastError) else next(replies)
-        if isinstance(answer, HoldfastError):
-            shown.append(refused(answer))
-            continue
-        view: Any = show(one, answer)  # pyright: ignore[reportArgumentType]
-        shown.append(await view if isinstance(view, CoroutineType) else view)
+    for some in pieces(made):
+        await turns.take(ITEM_WORK * len(some), call.tenant)
+        for one in some:
+            answer = one if isinstance(one, HoldfastError) else next(replies)
+            if isinstance(answer, HoldfastError):
+                shown.append(refused(answer))
+                continue
+            view: Any = show(one, answer)  # pyright: ignore[reportArgumentType]
+            shown.append(await view if isinstance(view, CoroutineType) else view)
     return answers.Items(items=shown)
+
+
+def pieces(items: Sequence[I]) -> Iterator[Sequence[I]]:
+    """Items for one turn of the event loop each."""
+    return (items[start : start + STEP] for start in range(0, len(items), STEP))
 
 
 async def each_of_queue(

@@ -22,6 +22,8 @@ from holdfast.service.tokens import READ
 
 BEAT = b": \n\n"
 BEAT_S = 15.0
+EVENT_WORK = 50
+"""The work to encode one event (see `turns`): many streams may have the same new events at once."""
 
 
 async def follow_events(call: ServiceCall[None, requests.StreamQuery]) -> Stream:
@@ -48,6 +50,7 @@ async def _follow(
             await call.context.revoked.check(call.caller)
             page = await (cache.after(after) if call.query.follow else history.read(call.tenant, after))
             after = page.next
+            await call.context.turns.take(EVENT_WORK * len(page.events), call.tenant)
             shown = [event for event in page.events if _is_shown(call, event, kinds)]
             text = b"".join(map(_line, shown))
             sent_offset = shown[-1].offset if shown else sent_offset

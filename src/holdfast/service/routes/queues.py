@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from msgspec import UNSET
 
@@ -20,7 +21,7 @@ from holdfast.service import views
 from holdfast.service.call import Reply, Route, ServiceCall
 from holdfast.service.errors import Refusal, info
 from holdfast.service.parsing import chosen
-from holdfast.service.routes.batches import each_of_queue
+from holdfast.service.routes.batches import ITEM_WORK, each_of_queue, pieces
 from holdfast.service.tokens import ADMIN, READ
 from holdfast.store import ListQuery, QueuePage
 
@@ -29,7 +30,7 @@ async def queues(call: ServiceCall[None, requests.PageQuery]) -> Reply:
     """Only queues that the token is for."""
     query, only = call.query, call.caller.queues
     if only is None:
-        page = await call.context.store.queue_page(call.tenant, query.cursor or None, query.limit)
+        page = await call.context.queue_page(call.tenant, query.cursor or None, query.limit)
     else:
         page = await _some(call, sorted(only))
     return Reply(answers.Queues(queues=[views.stats(one) for one in page.queues], cursor=page.cursor))
@@ -39,7 +40,7 @@ async def _some(call: ServiceCall[None, requests.PageQuery], only: Sequence[str]
     """Those of the named queues that have jobs or are paused. Other queues of the tenant are not read."""
     after = name_cursor(call.query.cursor or None)
     names = [name for name in only if name > after]
-    found = await call.context.store.stats(call.tenant, names[: call.query.limit])
+    found = await call.context.queue_stats(call.tenant, names[: call.query.limit])
     used = [one for one in found if one.paused or any(one.counts.values())]
     return QueuePage(used, names[call.query.limit - 1] if len(names) > call.query.limit else None)
 
@@ -57,7 +58,7 @@ async def jobs(call: ServiceCall[None, requests.ListQuery]) -> Reply:
         call.tenant, call.queue, states, _type(query.type), cursor=query.cursor or None, limit=query.limit
     )
     page = await call.context.page(wanted, call.hold)
-    return Reply(answers.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
+    return Reply(answers.Jobs(jobs=await _shown(call, page.jobs), cursor=page.cursor))
 
 
 async def usage(call: ServiceCall[None, requests.NoQuery]) -> Reply:
@@ -84,7 +85,7 @@ async def dead_letters(call: ServiceCall[None, requests.DeadQuery]) -> Reply:
         call.tenant, call.queue, letters.FAILED, _type(query.type), query.error, query.cursor or None, query.limit
     )
     page = await call.context.page(wanted, call.hold)
-    return Reply(answers.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
+    return Reply(answers.DeadLetters(tenant=call.tenant, jobs=await _shown(call, page.jobs), cursor=page.cursor))
 
 
 async def replay(call: ServiceCall[requests.Replay, requests.NoQuery]) -> Reply:
@@ -135,8 +136,12 @@ def _type(name: str | None) -> str | None:
     return check_type(name) if name else name
 
 
-def _shown(found: list[Job]) -> list[answers.Job]:
-    return [views.job(job) for job in found]
+async def _shown(call: ServiceCall[None, Any], found: Sequence[Job]) -> list[answers.Job]:
+    shown: list[answers.Job] = []
+    for some in pieces(found):
+        await call.context.turns.take(ITEM_WORK * len(some), call.tenant)
+        shown += [views.job(job) for job in some]
+    return shown
 
 
 def _replayed(ticket: Ticket[object]) -> answers.ReplayItem:

@@ -11,7 +11,8 @@ from holdfast.core.errors import HoldfastError, InvalidName, StoreError
 from holdfast.core.failpoint import hit
 from holdfast.core.job import ClaimRequest, Extend, Extended, Finish, Finished, Report, Reported
 from holdfast.core.names import check_id
-from holdfast.jobs.options import check_own_queue, moment
+from holdfast.core.times import moment
+from holdfast.jobs.options import check_own_queue
 from holdfast.protocol import answers, requests
 from holdfast.service import parsing, views
 from holdfast.service.call import Reply, Route, ServiceCall
@@ -112,7 +113,7 @@ async def beat(call: ServiceCall[requests.Beat, requests.NoQuery]) -> Reply:
 def _subject(call: ServiceCall[Any, Any]) -> str:
     """The token's subject as a worker id, if it is a valid one."""
     try:
-        return check_id(call.caller.subject, "worker id")
+        return check_id(call.caller.subject, "worker id") if call.caller.subject else "http"
     except InvalidName:
         return "http"
 

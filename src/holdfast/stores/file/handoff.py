@@ -1,4 +1,4 @@
-"""Direct hand-off: a worker that finds too few jobs registers as a waiter, and is sent new jobs. [CLAIM-3]
+"""Direct hand-off: a worker that finds too few jobs registers as a waiter, and enqueues send it new ones. [CLAIM-3]
 
 The enqueue of a single job leases it to such a worker in its own commit, and sends the job along. That saves the
 notification, the claim, and the claim's commit. This module is the worker's side; waiters.py is the writer's.
@@ -60,7 +60,7 @@ class FileInbox:
 
     @property
     def is_dead(self) -> bool:
-        """Whether its event loop was closed before it was."""
+        """Whether its event loop was closed first."""
         return self._fifo.is_dead
 
     @property
@@ -105,7 +105,7 @@ class FileInbox:
             self.end()
 
     def _find_lost(self, handed_off: Sequence[tuple[int, int]], number: int) -> bool:
-        """Note the jobs that were handed off before this registration and never arrived; whether there are any.
+        """Note the jobs that were handed off before this registration and never arrived. Returns whether there are any.
 
         The next claim releases them.
         """
@@ -128,7 +128,7 @@ class FileInbox:
             self._engine.inboxes.pop(self.name, None)
 
     def forked(self) -> None:
-        """In the child of a fork."""
+        """In the child of a fork: close the descriptor of the FIFO."""
         self._fifo.forked()
 
     def receive_soon(self, handoff: HandOff) -> None:
@@ -175,7 +175,7 @@ def _claim(
     """
     _release(t, lost)
     before, handed_off = t.waiters.withdraw(inbox)
-    # Jobs that were handed off and had not arrived when the claim was made take up room.
+    # Jobs that were handed off and had not arrived at the time of the claim use up room.
     in_flight = max(0, len(handed_off) - received.get(before, len(handed_off)))
     limit = request.limit - in_flight
     if limit <= 0:

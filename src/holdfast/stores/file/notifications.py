@@ -31,7 +31,7 @@ RECORDS = 0x80
 """This bit announces records: two bytes with their length follow, then the records."""
 
 SCAN_LIMIT = 3
-"""How often one call lists the directory at most."""
+"""How often one call may list the directory."""
 MAX_RECORDS = 4
 """If more jobs end together, their records are not sent."""
 OLD_S = 60.0
@@ -262,7 +262,7 @@ class FifoNotifier:
         except FileNotFoundError:
             return False
         if descriptor is not None:
-            # Full: the reader will find it so. There may still be room for the hints alone.
+            # Full: the reader will notice that. There may still be room for the hints alone.
             with contextlib.suppress(OSError):
                 try:
                     os.write(descriptor, message)

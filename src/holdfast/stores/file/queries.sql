@@ -124,6 +124,12 @@ SELECT floor FROM floors WHERE queue = ?;
 INSERT INTO floors VALUES (?, ?) ON CONFLICT (queue) DO UPDATE SET floor = max(floor, excluded.floor);
 
 -- Reads.
+-- The visible jobs before one: those of a higher priority, then those of its own (see AHEAD in sql.py).
+-- name: ahead_arm
+SELECT 1 FROM jobs WHERE lane = ?1 AND state < {leased} AND rank = {rank} AND visible_at <= ?2 AND {rank} < ?3
+-- name: ahead_of_its_rank
+SELECT 1 FROM jobs WHERE lane = ?1 AND state < {leased} AND rank = ?3 AND visible_at < ?4 UNION ALL
+SELECT 1 FROM jobs WHERE lane = ?1 AND state < {leased} AND rank = ?3 AND visible_at = ?4 AND seq < ?5
 -- name: list_waiting
 SELECT {job} FROM jobs
 WHERE lane = ? AND state < {leased} AND (rank, visible_at, seq) > (?, ?, ?) ORDER BY rank, visible_at, seq LIMIT ?;
@@ -158,7 +164,7 @@ SELECT tenant, series, count FROM purges WHERE tenant > ?1 AND (?2 IS NULL OR te
 -- name: tenants_with_settings
 SELECT DISTINCT tenant FROM settings WHERE tenant > ? OR tenant = ? ORDER BY tenant LIMIT ?;
 -- name: events
-SELECT first, mark, chunk FROM events WHERE last > ? ORDER BY last;
+SELECT first, mark, chunk, last, lane FROM events WHERE last > ? ORDER BY last;
 -- name: chunk_at
 SELECT first, mark FROM events WHERE last >= ? ORDER BY last LIMIT 1;
 -- name: first_behind

@@ -54,7 +54,7 @@ class _Extra(Struct, array_like=True):
     errors: list[AttemptError] = field(default_factory=list[AttemptError])
     idempotency: IdempotencyKey | None = None
     result_ttl_ms: int | None = None
-    # The last spent token and its outcome; for a completion the state says it. [LEASE-1]
+    # The last spent token and its outcome. Not stored for a completion, which the state shows. [LEASE-1]
     spent_token: int = 0
     spent: str = ""
     spent_state: str = ""

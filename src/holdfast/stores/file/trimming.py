@@ -124,7 +124,7 @@ class _Pass:
         return [_Chunk(*row) for row in self._t.db.execute(SQL["log_behind"], (after, BATCH))]
 
     def _cut(self, chunk: _Chunk, takes: Callable[[str, int, int], int]) -> None:
-        """Drop events of a chunk: `takes` says how many of a tenant's run of events, from its start."""
+        """Drop events of a chunk. For each run of one lane's events, `takes` says how many to drop from its start."""
         self._left -= max(chunk.last - chunk.first + 1, CHUNK_COST)
         left: list[tuple[int, int]] = []
         for lane, first, last in _runs(chunk):

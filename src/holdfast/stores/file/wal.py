@@ -1,7 +1,7 @@
 """Extends the write-ahead log in advance, so that single commits overwrite existing blocks.
 
 To flush a file that has grown, the file system writes its size and its new blocks, and waits for its own journal. That
-takes several times as long as flushing existing blocks. SQLite does not take zeros for a frame, since no page has the
+takes several times as long as flushing existing blocks. SQLite does not read zeros as a frame, because no page has the
 number 0: it stops reading there, as it does at old frames after it restarts the log.
 """
 

@@ -2,7 +2,7 @@
 
 timeout_s=30      how long to wait for an answer, in addition to the time that a call itself waits
 connections=100   the most open connections
-plain=1           allows to send a token over http:// to another machine; use it only on a network you trust
+plain=1           allows sending a token over http:// to another machine; use it only on a network you trust
 """
 
 from __future__ import annotations

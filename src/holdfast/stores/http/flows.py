@@ -1,4 +1,4 @@
-"""Flows: they have routes of their own."""
+"""Calls about flows, which have routes of their own."""
 
 from __future__ import annotations
 

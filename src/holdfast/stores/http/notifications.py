@@ -1,6 +1,6 @@
 """Hints: one event stream of the tenant for all listeners of a store, with the kinds of events that they need.
 
-A new listener gets one hint without an address when the stream is open: it looks at the state before that by itself.
+A new listener gets one hint without an address when the stream is open: it reads the earlier state itself.
 After that no event is missed, even if the connection breaks. A token without `jobs:read` gets no hints: callers then
 poll, and a worker learns of a cancellation from the answer to its next renewal. [CANCEL-2]
 """

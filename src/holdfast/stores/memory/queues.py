@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import chain, islice
 
 from holdfast.core import fairness
-from holdfast.core.job import WAITING, Job
+from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT, OTHERS_SCAN, Standing, claim_order
+from holdfast.core.job import WAITING, Job, JobState
 from holdfast.stores.memory.heaps import LazyHeap
 
 ReadyEntry = tuple[int, int, int, Job]
@@ -31,11 +33,13 @@ class TenantQueue:
         """The virtual time of its next turn; see `core.fairness`."""
         self.in_turns = False
 
-    def first_ready(self) -> Job | None:
-        """The job that a claim takes next, if any is visible. A paused queue hands out none. [CLAIM-5]"""
-        if self.paused:
-            return None
-        entry = self.ready.first()
+    def has_ready(self) -> bool:
+        """Whether a claim gets a job. A paused queue hands out none. [CLAIM-5]"""
+        return not self.paused and self.ready.first() is not None
+
+    def take_ready(self) -> Job | None:
+        """Take the next visible job, if there is one. A paused queue hands out none. [CLAIM-5]"""
+        entry = None if self.paused else self.ready.take()
         return None if entry is None else entry[3]
 
 
@@ -69,6 +73,18 @@ class QueueIndex:
             self.later.pop()
             self.put(entry[2], now)
 
+    def standing(self, job: Job, now: int) -> Standing:
+        """What a job of this queue name waits for."""
+        tenant_queue = self.tenants[job.tenant]
+        if job.state is not JobState.READY:
+            return Standing(job, now, tenant_queue.paused)
+        self.promote(now)
+        ahead = tenant_queue.ready.count_below(claim_order(job), AHEAD_LIMIT + 1)
+        maybe = dict.fromkeys(islice(chain((name for _, name in self.turns), self.entering), OTHERS_SCAN))
+        working = (name for name in maybe if name != job.tenant and self.tenants[name].has_ready())
+        others = sum(1 for _ in islice(working, OTHERS_LIMIT + 1))
+        return Standing(job, now, tenant_queue.paused, ahead, others)
+
     def pick(self, tenant: str | None, cost: Callable[[str], int]) -> Iterator[Job]:
         """Take ready jobs one by one: those of `tenant`, or with None of all tenants in fair turns."""
         if tenant is None:
@@ -77,8 +93,7 @@ class QueueIndex:
 
     def _pick_of(self, tenant: str) -> Iterator[Job]:
         tenant_queue = self.tenants.get(tenant)
-        while tenant_queue is not None and (job := tenant_queue.first_ready()) is not None:
-            tenant_queue.ready.pop()
+        while tenant_queue is not None and (job := tenant_queue.take_ready()) is not None:
             yield job
 
     def _pick_in_turns(self, cost: Callable[[str], int]) -> Iterator[Job]:
@@ -86,11 +101,10 @@ class QueueIndex:
 
         def take(tenant: str) -> bool:
             tenant_queue = self.tenants[tenant]
-            job = tenant_queue.first_ready()
+            job = tenant_queue.take_ready()
             if job is None:
                 tenant_queue.in_turns = False
                 return False
-            tenant_queue.ready.pop()
             self.floor = max(self.floor, tenant_queue.time)
             tenant_queue.time += cost(tenant)
             picked.append(job)
@@ -102,12 +116,12 @@ class QueueIndex:
 
     def _enter_turns(self) -> None:
         """Let tenants that got ready jobs into the turns, at the current minimum. [TENANT-4]"""
-        while self.turns and self.tenants[self.turns[0][1]].first_ready() is None:
+        while self.turns and not self.tenants[self.turns[0][1]].has_ready():
             self.tenants[heappop(self.turns)[1]].in_turns = False
         minimum = self.turns[0][0] if self.turns else self.floor
         for tenant in sorted(self.entering):
             tenant_queue = self.tenants[tenant]
-            if not tenant_queue.in_turns and tenant_queue.first_ready() is not None:
+            if not tenant_queue.in_turns and tenant_queue.has_ready():
                 tenant_queue.time = fairness.entry(tenant_queue.time, minimum)
                 tenant_queue.in_turns = True
                 heappush(self.turns, (tenant_queue.time, tenant))

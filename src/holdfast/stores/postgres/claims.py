@@ -22,7 +22,7 @@ from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.turns import Part, leave, plan, record_round
 
 SOON_MS = 50
-"""How early lanes are read, before their next job is due by our estimate of the store's clock."""
+"""Read a lane this long before its next job is due: the store's clock is only estimated here."""
 MAX_BATCH = 1000
 """The most jobs that one statement leases."""
 LOCKED_MS = 200
@@ -65,7 +65,7 @@ class Claims:
         self._clock: tuple[int, float] | None = None
 
     async def claim(self, request: ClaimRequest) -> Claimed:
-        """Lease up to `limit` visible jobs, taking from the queues in rotation. Never sent again. [ENQ-8]"""
+        """Lease up to `limit` visible jobs, taking from the queues in rotation. A claim is never sent twice. [ENQ-8]"""
         cache = self._cache
         queues = list(dict.fromkeys(request.queues))
         parts = await self._parts(request.tenant, queues)
@@ -83,7 +83,7 @@ class Claims:
             return Claimed(jobs, at, at + 1)
 
     async def _rounds(self, request: ClaimRequest, parts: list[Part], jobs: list[Job]) -> int:
-        """Ask until there are enough jobs, or none left. Answers the store's time; `jobs` gets each lease at once."""
+        """Claim in rounds until there are enough jobs or no more. Adds leases to `jobs`; returns the store's time."""
         cache = self._cache
         going = parts
         repaired = False
@@ -221,7 +221,7 @@ class Claims:
             asked = [lane for part in sent for lane in part.lanes]
             # The statement has compared the names of these lanes with the database. [TENANT-3]
             by_number = {lane.number: lane for lane in asked}
-            # Jobs that a hint named meanwhile are not in the answer, and may come before the ones taken.
+            # A hint that arrived meanwhile may be of jobs that come before the ones taken.
             hinted = {
                 lane for lane, hints_seen in zip(asked, answer.hints_seen, strict=True) if lane.hints_seen != hints_seen
             }

@@ -24,7 +24,7 @@ from holdfast.stores.postgres.sql import Statements, statements
 
 A = TypeVar("A")
 TRIES = 6
-"""How often a change is tried that conflicts with others."""
+"""How often to try a change that conflicts with others."""
 PAUSE_S = 0.05
 LOCK_MS = 1500
 """How long a batch waits for an open transaction, before it is split to find the blocked job.
@@ -34,7 +34,7 @@ Longer than the server takes to notice a deadlock, which is tried again.
 PATIENT_LOCK_MS = 5000
 """How long a single change waits for a lock, also behind many others."""
 IDLE_MS = 15_000
-"""When the server ends a transaction whose process froze in the middle of it."""
+"""The server ends a transaction that is idle for this long: its process has frozen."""
 
 # Every statement is planned once and uses indexes, whatever the statistics say. The hot functions set this themselves
 # (see migrations/).
@@ -48,7 +48,7 @@ Connection = Any  # asyncpg's connection has no types.
 
 
 class OnData(Protocol):
-    """Notice which data a connection leads to; `stale`: a statement has found that what is remembered is wrong."""
+    """Receives the identity of a connection's data. `stale`: a statement has found cached facts to be wrong."""
 
     def __call__(self, data_id: str, *, stale: bool = False) -> None: ...
 
@@ -91,7 +91,7 @@ class PostgresClient:
         self._closed = False
         self._waiting: deque[tuple[bool, asyncio.Future[None]]] = deque()
         self.on_data: OnData | None = None
-        """Notice which data a connection leads to: each new one, and one on which a statement found other data."""
+        """Called for each new connection, and for one on which a statement found other data."""
 
     @property
     def shown(self) -> str:

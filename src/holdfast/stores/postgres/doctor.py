@@ -1,6 +1,6 @@
-"""Whether a server can be trusted with jobs: what `holdfast doctor` finds, and what a store says that it keeps.
+"""What `holdfast doctor` reports about a server, and what the store promises to keep on it.
 
-All of it comes from the server's own views. What they hide from our role is said to be unknown.
+Both come from the server's own views. What these hide from our role is reported as unknown.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SUPPORTED_UNTIL = {
     13: date(2025, 11, 13), 14: date(2026, 11, 12), 15: date(2027, 11, 11), 16: date(2028, 11, 9),
     17: date(2029, 11, 8), 18: date(2030, 11, 14),
 }  # fmt: skip
-"""The last day on which each version is mended, as postgresql.org/support/versioning says."""
+"""The last day on which each version gets fixes, from postgresql.org/support/versioning."""
 CLOCK_S = 1.0
 LONG_S = 60
-"""A transaction older than this holds up events, and keeps dead rows where they are."""
+"""Warn of an open transaction older than this: readers of events wait for it, and vacuum cannot remove dead rows."""
 PREPARED_S = 60
 DEAD_WARN = 100_000
 VACUUM_S = 3600
@@ -33,7 +33,7 @@ LARGE_INDEX = 256 << 20
 LARGE_ENTRY = 1000
 """An index with more bytes than this for each row is mostly empty pages."""
 LARGE_PARTITION = 8 * PARTITION_BYTES
-"""More than a busy system writes to the log before the pruner comes by."""
+"""More than a busy system writes to the log between two prunes."""
 LAG_S = 10
 WRAP_WARN = 1_500_000_000
 STATEMENT_MS = 5_000
@@ -46,7 +46,7 @@ FLUSHED = {
 
 
 def capabilities(*, durable: bool, note: str) -> Capabilities:
-    """What holds here."""
+    """The capabilities of this store."""
     return Capabilities(
         name="postgres",
         durable=True,
@@ -80,7 +80,7 @@ async def durability(client: PostgresClient) -> Capabilities:
 
 
 async def findings(client: PostgresClient, clock: Callable[[], float] = time.time) -> list[Finding]:
-    """Look the deployment over; nothing is changed, and the schema need not be there.
+    """Examine the deployment. Changes nothing, and needs no schema.
 
     `clock` is this machine's, in seconds. Raises StoreUnavailable if the server cannot be reached.
     """
@@ -150,7 +150,7 @@ def _schema(client: PostgresClient, done: int, other: StoreMismatch | None) -> F
             "bad", "schema", f"{name!r} is at version {done}, newer than this Holdfast ({last})", "upgrade it"
         )
     what = f"is at version {done} of {last}" if done else "is not there"
-    cure = "run `holdfast migrate URL`; with migrate=0 nothing opens the store before that"
+    cure = "run `holdfast migrate URL`; with migrate=0 the store cannot be opened before that"
     return Finding("bad" if not client.address.migrate else "warn", "schema", f"{name!r} {what}", cure)
 
 
@@ -174,7 +174,7 @@ def _durability(server: Row) -> Iterator[Finding]:
 
 def _primary(server: Row) -> Finding:
     if server["replica"]:
-        text = "this server is a replica: it takes no changes, and nothing may be decided from what it shows"
+        text = "this server is a replica: it takes no changes, and what it shows may be out of date"
         return Finding("bad", "primary", text, "connect to its primary, or add target_session_attrs=read-write")
     if server["read_only"] == "on":
         text = "transactions are read-only by default for this role or database"
@@ -240,11 +240,11 @@ async def _transactions(client: PostgresClient, server: Row) -> list[Finding]:
 
 
 def _timeouts(client: PostgresClient, server: Row) -> list[Finding]:
-    """What cuts our own connections short, or should."""
+    """Timeouts of the server that end our calls too early, and timeouts that are missing."""
     role = quoted(server["role"])
     found: list[Finding] = []
     if 0 < server["statement_ms"] < STATEMENT_MS:
-        text = f"statement_timeout is {server['statement_ms']} ms for this role: it ends calls of ours under load"
+        text = f"statement_timeout is {server['statement_ms']} ms for this role: under load it ends our calls"
         cure = f"ALTER ROLE {role} SET statement_timeout = 0; timeout_s ({client.address.timeout_s} s) bounds calls"
         found.append(Finding("warn", "timeouts", text, cure))
     missing = [
@@ -281,11 +281,11 @@ def _pooler(client: PostgresClient, *, pooled: bool) -> Finding:
         text = "a pooler answers in the server's place: in transaction mode no hint gets through it"
         return Finding("warn", "pooler", text, "add listen=0 to the URL, or connect to the server itself")
     if pooled:
-        return Finding("ok", "pooler", "a pooler answers in the server's place, and listen=0 does without hints")
+        return Finding("ok", "pooler", "a pooler answers in the server's place, and listen=0 polls instead")
     if not client.address.listen:
         text = "listen=0 without a pooler: every process polls four times a second instead of being notified"
         return Finding("warn", "pooler", text, "take listen=0 out of the URL")
-    return Finding("ok", "pooler", "none: we speak with the server itself")
+    return Finding("ok", "pooler", "none: this is a direct connection")
 
 
 # Our tables -----------------------------------------------------------------------------------------------------
@@ -350,13 +350,13 @@ def _wrap(server: Row) -> Finding:
     age = server["oldest_xid"]
     text = f"the oldest row was last frozen {age / 1e6:.0f} million transactions ago"
     if age > WRAP_WARN:
-        cure = "see that autovacuum runs and no transaction or slot holds it back: at 2,147 million the server stops"
+        cure = "check that autovacuum runs and that nothing holds it back: at 2,147 million the server stops"
         return Finding("bad", "freezing", text, cure)
     return Finding("ok", "freezing", text)
 
 
 def _clock(off_s: float) -> Finding:
-    """The server's clock beside ours. Ours decides nothing, but people read both."""
+    """The difference between the server's clock and this machine's. Only the server's decides; people read both."""
     if abs(off_s) > CLOCK_S:
         way = "ahead of" if off_s > 0 else "behind"
         text = f"the server's clock is {abs(off_s):.1f} s {way} this machine's; only the server's counts"

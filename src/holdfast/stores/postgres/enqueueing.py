@@ -117,7 +117,7 @@ class Enqueueing:
         return await self._until_taken(partial(work, None), None, repeat=repeat, lock_ms=lock_ms)
 
     async def lock_lease(self, session: PostgresSession, under: Lease, lane: TenantLane | None) -> None:
-        """Keep a lease as it is until the end of the transaction. Raises the refusal if it is not live."""
+        """Lock a lease until the end of the transaction. Raises the refusal if it is not live."""
         if lane is None:
             return lease.check_under(None, under, 0)
         unit = await UnitOfWork.begin(session, self._transactions.cache, [(lane, under.key.id)])
@@ -129,7 +129,7 @@ class Enqueueing:
     async def _enqueue_one(
         self, request: requests.Request, key: JobKey, *, repeat: bool
     ) -> tuple[int | None, bool, bool]:
-        """The clock, whether the hints are sent, and whether a waiting worker has the job."""
+        """Returns the clock, whether the hints are sent, and whether a waiting worker has the job."""
         client, notifier = self._transactions.client, self._transactions.notifier
         name, args = request
         if notifier.full:

@@ -22,7 +22,7 @@ A replica answers 25006 to a change, 0A000 to a read of an unlogged table.
 
 
 class StaleCache(StoreUnavailable):
-    """A statement relied on cached facts of other data, and did nothing. Build it again from fresh facts."""
+    """A statement relied on outdated cached facts, and did nothing. Build it again from fresh ones."""
 
 
 def is_stale(error: BaseException | None) -> bool:

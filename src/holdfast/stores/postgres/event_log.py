@@ -12,7 +12,7 @@ from holdfast.stores.postgres import log, log_reads
 from holdfast.stores.postgres.transactions import Transactions, retry_stale
 
 HELD_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04)
-"""The pauses in which a read of the log waits for transactions that hold up the rest of it."""
+"""The pauses between reads of the log while an open transaction holds up further events."""
 HELD_S = 0.25
 """When listeners read the log again after an open transaction has held up the rest."""
 
@@ -65,7 +65,7 @@ class EventLog:
         return await retry_stale(lambda: log_reads.ends(transactions.client, transactions.cache))
 
     async def bounds(self, after: str | None, most: int | None, end: str | None) -> tuple[str, str]:
-        """From where and up to where to read."""
+        """The offsets to read between."""
         last = end or await self.last_offset()
         transactions = self._transactions
         return await retry_stale(lambda: log_reads.bounds(transactions.client, transactions.cache, after, most, last))

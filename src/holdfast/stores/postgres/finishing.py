@@ -16,7 +16,7 @@ from holdfast.stores.postgres.transactions import BRIEF_LOCK_MS, Transactions, b
 from holdfast.stores.postgres.unit_of_work import Effects, UnitOfWork
 
 MIN_SPLIT = 16
-"""A batch of fewer outcomes, of several kinds, is one change."""
+"""A batch with fewer outcomes than this is one change, also if they are of several kinds."""
 
 _COMPLETED = Finished(JobState.COMPLETED)
 
@@ -37,7 +37,7 @@ class Finishing:
         return answers
 
     async def _finish_batch(self, items: Sequence[Finish], joined: Joined | None) -> list[FinishAnswer]:
-        """Completions of a large batch are a change of their own, so that one failure does not slow them down."""
+        """Split the completions off a large batch, so that one failure does not slow them down."""
         completed = [item for item in items if item.outcome == "complete"]
         others = [item for item in items if item.outcome != "complete"]
         if not others:

@@ -1,6 +1,6 @@
-"""Direct hand-off, the worker's side: a worker that found too few jobs registers and is sent new ones. [CLAIM-3]
+"""Direct hand-off, the worker's side: a worker with too few jobs registers, and enqueues send it new ones. [CLAIM-3]
 
-That saves the way from the hint to the claim, and the claim's own commit. migrations/0001/7_handoff.sql has the rules.
+That saves the delay between hint and claim, and the claim's own commit. migrations/0001/7_handoff.sql has the rules.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from holdfast.stores.postgres.lanes import LaneCache, TenantLane
 from holdfast.stores.postgres.listener import Listener
 
 SLOW_SCAN_S = 10.0
-"""How long a worker does not register where it takes long to see whether other jobs wait."""
+"""How long a worker does not register after the check for other waiting jobs took long."""
 
 Queues = tuple[list[int], list[int]]
 """Queue ids, and for each the lane, or 0 for all."""
@@ -135,7 +135,7 @@ class PostgresInbox:
             self._channel.stop()
 
     async def _withdraw(self, *, leave: bool) -> tuple[int, int]:
-        """Withdraw the last registration: how many jobs are in flight, and the store's time, if there are any."""
+        """Withdraw the last registration. Returns how many jobs are in flight and, if any are, the store's time."""
         registrations, last = self._registrations, self._registrations.last
         # Jobs that arrive during this call are not included in the room that the caller has stated.
         got = {number: registration.received for number, registration in registrations.open.items()}
@@ -155,7 +155,7 @@ class PostgresInbox:
                     self._awaited.setdefault(sent, last.expected_until)
             now = row["now"]
             if last.inbox != self._channel.number:
-                with contextlib.suppress(StoreError):  # The pruner does it otherwise.
+                with contextlib.suppress(StoreError):  # If it fails, the pruner drops the registration.
                     await self._drop()
         # Jobs that were sent to an earlier connection are not in flight.
         coming = registrations.in_flight(boot_time(), self._channel.number, got)
@@ -184,7 +184,7 @@ class PostgresInbox:
             self._awaited.pop(sent, None)
 
     async def _register(self, request: ClaimRequest, room: int, inbox: int) -> bool:
-        """Register for `room` jobs, if there is room and `inbox` is still listening. Answers whether it is registered.
+        """Register for `room` jobs, if there is room and `inbox` is still listening. Returns whether it is registered.
 
         Otherwise withdraw the last registration.
         """

@@ -32,9 +32,9 @@ NEVER = float("-inf")
 FULL_SCAN_S = 1.0
 """How often a claim reads everything: jobs committed below the low-water marks, and lanes that no hint has named."""
 MAX_FULL_SCANS = 8
-"""The most lanes that one claim reads in full: under an open transaction that walks over all rows that died since."""
+"""The most lanes that one claim reads in full: each read passes all rows that died under an open transaction."""
 RETRY_S = 0.2
-"""How soon a lane is tried again that was not among these."""
+"""How soon to try a lane again that this maximum left out."""
 LATE_COMMIT_MS = 10_000
 """How far a hint moves the low-water marks back: the transaction of the new job may have taken that long."""
 
@@ -67,13 +67,13 @@ class QueueLanes(Struct, eq=False):
     number: int | None = None
     floor: int = 0
     scanned_at: float = NEVER
-    """When it was last read which of its lanes have work."""
+    """When its lanes with work were last read."""
     hints_seen: int = 0
     """How many hints said that other lanes may have work."""
     turns: Order = field(default_factory=Order)
     """The lanes that take part in the turns, by virtual time. So a claim need not go through all known lanes."""
     due: Order = field(default_factory=Order)
-    """The other lanes with waiting jobs, by the time of the next look."""
+    """The other lanes with waiting jobs, by the time of the next read."""
     rescans: deque[tuple[float, TenantLane]] = field(default_factory=deque["tuple[float, TenantLane]"])
     """Lanes to be read in full, and from when on by the monotonic clock. Some entries are out of date."""
 
@@ -264,8 +264,8 @@ class LaneCache:
 
     def find(self, tenant: str, queue: str) -> TenantLane | None:
         """The lane of these names, if it is cached."""
-        line = self.queues.get(queue)
-        return None if line is None else line.lanes.get(tenant)
+        queue_lanes = self.queues.get(queue)
+        return None if queue_lanes is None else queue_lanes.lanes.get(tenant)
 
     def queue(self, queue: str) -> QueueLanes:
         """The lanes of this queue name. Adds the name if it is new."""
@@ -287,7 +287,10 @@ class LaneCache:
             return lane
 
     def apply(self, ready: Mapping[int, int], withdrawn: Iterable[int]) -> None:
-        """Note a committed change: lanes where jobs became visible, with the earliest time, and lanes with fewer."""
+        """Note a committed change.
+
+        `ready` has lanes where jobs became visible, each with the earliest time; `withdrawn` those with canceled jobs.
+        """
         with self.lock:
             for number, visible_at in ready.items():
                 lane = self.by_number.get(number)
@@ -314,7 +317,7 @@ class LaneCache:
     def lease(self, tokens: Iterable[tuple[int, int]]) -> None:
         """Cache leases that were granted here: tokens and the numbers of their jobs."""
         with self.lock:
-            if len(self._seqs) > MAX_LEASES:  # They are of leases that expired.
+            if len(self._seqs) > MAX_LEASES:  # Most of them have expired.
                 self._seqs.clear()
             self._seqs.update(tokens)
 

@@ -1,7 +1,7 @@
 """Hints by LISTEN: `Listener` receives the notifications of a handle, on a connection of its own.
 
-The connection is made for the first listener and closed soon after the last one has left. Whenever it is made, at
-first or again, all listeners are notified to look for themselves: hints may have been missed.
+The connection is made for the first listener and closed soon after the last one has left. After each connect all
+listeners are notified to read for themselves: hints may have been missed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LAST_PAUSE_S = 1.0
 LINGER_S = 1.0
 """How long the connection is kept after its last listener has left: the next one often comes soon."""
 POLL_S = 0.25
-"""How often listeners are notified to look without LISTEN (`listen=0`)."""
+"""How often listeners are notified to read if there is no LISTEN (`listen=0`)."""
 
 _log = logging.getLogger("holdfast")
 _decode = msgspec.json.Decoder(Notification).decode
@@ -105,7 +105,7 @@ class Listener:
     def open_inbox(self, take: Callable[[str], None]) -> InboxChannel:
         """Call `take` with each payload that is sent to a channel of this inbox alone.
 
-        When it starts to listen, at first or again, listeners for READY are notified to look.
+        Each time it starts to listen, the listeners for READY are notified to read.
         """
         if self._closed:
             raise StoreUnavailable("the store is closed")
@@ -193,7 +193,7 @@ class Listener:
                 self._notify_all()
                 await self._watch(connection, lost)
                 reason = "the connection was lost"
-                # Listeners look when this one is back. They must not use other dead connections then.
+                # Listeners read after the reconnect, and must not use other dead connections then.
                 self._client.drop_idle()
             except StoreError as error:
                 reason = str(error)

@@ -126,5 +126,5 @@ def _data(row: Mapping[str, Any], kind: int, i: int) -> dict[str, Any]:
 
 
 def _at(column: list[Any], i: int) -> Any:
-    """An array of one element stands for as many as there are events."""
+    """A column of one element has the same value for all events."""
     return column[i] if len(column) > 1 else column[0]

@@ -40,7 +40,7 @@ class Ends:
     def check(self, position: Position, cut: Position) -> None:
         """Raise EventsTrimmed for the position that the ends were read for, if events between it and the rest are lost.
 
-        Up to `cut` are those that are removed of the reader's tenant, or of all.
+        `cut` is the last removed event: of the reader's tenant, or of all tenants.
         """
         if position < cut:
             raise EventsTrimmed(str(position), str(cut))

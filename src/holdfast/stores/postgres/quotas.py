@@ -39,7 +39,7 @@ class Quotas:
     async def read(
         cls, session: PostgresSession, cache: LaneCache, tenants: Sequence[str], schema: str, *, wait: bool
     ) -> Quotas:
-        """Read them for a job of each of these tenants, after waiting for others of the same if so asked.
+        """Read them for a job of each of these tenants. `wait`: first wait for other transactions of the same tenants.
 
         Called when all else is locked, and before the jobs draw their numbers.
         """

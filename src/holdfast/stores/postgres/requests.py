@@ -1,6 +1,6 @@
-"""What the hot functions of the migrations are asked: the name of the statement, and its arguments.
+"""Calls of the hot functions in migrations/: the name of the statement, and its arguments.
 
-One job alone has functions of its own, without arrays. Where a column is alike for all, one value stands for them.
+A single job has functions of its own, without arrays. A column with the same value for all jobs is sent as one value.
 """
 
 from __future__ import annotations

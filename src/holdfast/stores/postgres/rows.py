@@ -30,14 +30,14 @@ _decode_result = msgpack.Decoder(Result).decode
 
 
 class _Extra(Struct, array_like=True):
-    """Fields that most jobs do not have. Packed as bytes: the server cannot store every text."""
+    """Fields that most jobs do not have. Packed as bytes: a text column cannot hold NUL."""
 
     reason: str = ""
     replays: int = 0
     progress: Progress | None = None
     errors: list[AttemptError] = field(default_factory=list[AttemptError])
     idempotency: IdempotencyKey | None = None
-    # The outcome that the token was spent on. A completion shows by the state. [LEASE-1]
+    # The outcome that spent the token. Empty for a completion, which the state shows. [LEASE-1]
     spent_token: int = 0
     spent: str = ""
     spent_state: str = ""
@@ -89,7 +89,7 @@ def to_handed_off(  # noqa: PLR0917 - the columns of a row
     tenant: str, queue: str, id_: str, seq: int, token: int, now: int, deadline: int, ttl: int, type_: str,
     request_id: str, head: bytes, payload: bytes, worker_id: str,
 ) -> Job:  # fmt: skip
-    """A job that was handed off, as a job."""
+    """A job from the message of a direct hand-off."""
     return Job(
         tenant, queue, id_, seq, _envelope(head, type_, payload, request_id, None), JobState.LEASED, now, now, 1, token,
         deadline, worker_id, now, result_ttl_ms=ttl, events=2,

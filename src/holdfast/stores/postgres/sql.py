@@ -64,13 +64,13 @@ def migrations() -> list[tuple[int, str, str]]:
 
 
 def _text(version: Traversable) -> str:
-    """The files of a version, in the order that their names begin with."""
+    """The files of a version as one text, ordered by name."""
     parts = sorted((entry for entry in version.iterdir() if entry.name.endswith(".sql")), key=lambda entry: entry.name)
     return "\n".join(part.read_text(encoding="utf-8") for part in parts)
 
 
 def digest(text: str) -> str:
-    """What a step of the migrations says, comments and layout aside, in 16 characters."""
+    """A digest of a migration's statements, without comments and layout: 16 characters."""
     plain = " ".join(re.sub(r"--[^\n]*", "", text).split())
     return hashlib.sha256(plain.encode()).hexdigest()[:16]
 

@@ -14,6 +14,7 @@ import msgspec
 from holdfast.budgets import BudgetEnforcer
 from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import JobNotFound, StoreMismatch, Unsupported
+from holdfast.core.explain import Standing
 from holdfast.core.job import (
     Cancel,
     CancelStatus,
@@ -252,6 +253,9 @@ class PostgresStore:
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         return await retry_stale(lambda: reads.get(self._opened, self._cache, keys))
 
+    async def standing(self, key: JobKey) -> Standing | None:
+        return await retry_stale(lambda: reads.standing(self._opened, self._cache, key))
+
     async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
         return await retry_stale(lambda: reads.key_holders(self._opened, self._cache, items))
 
@@ -383,7 +387,7 @@ class PostgresStore:
         return await doctor.findings(self._client)
 
     async def migrate(self, on_step: Callable[[str], None] | None = None) -> int:
-        """Bring the schema up to date. The store need not be open. Answers the number of steps, named to `on_step`."""
+        """Bring the schema up to date. Needs no `open`. Returns the number of steps; `on_step` gets each name."""
         connection = await self._client.connect()
         try:
             names = await schema.migrate(connection, self.address)

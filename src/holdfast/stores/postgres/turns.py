@@ -2,7 +2,8 @@
 
 The order is that of the memory store: lanes with visible work enter the turns at the current minimum, then the lane
 with the least (virtual time, tenant) is next. Here only the database knows which lanes have visible work. So a round
-is planned as if all lanes had work that may have, and claim() in migrations/ takes jobs only as far as that is certain.
+is planned as if every lane that may have work had some, and claim() in migrations/ takes jobs only as far as the order
+is certain.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from holdfast.stores.postgres.lanes import MAX_FULL_SCANS, QueueLanes, TenantLan
 MAX_NEWCOMERS = 200
 """The most lanes that enter the turns in one claim, unless it wants more jobs than this."""
 MIN_LANES = 16
-"""The least number of newcomers that a claim reads. A further round reads that many lanes, then twice as many: some
-were empty, so others may be."""
+"""The least number of newcomers that a claim reads in its first round. It doubles with each further round."""
 
 
 class Part(Struct):
@@ -164,7 +164,7 @@ def _drop_heads(queue_lanes: QueueLanes, empty: set[TenantLane]) -> None:
 
 
 def leave(part: Part) -> None:
-    """Remove lanes from the turns whose turn came when they had no visible job. They keep their virtual time."""
+    """Remove from the turns the lanes that had no visible job when their turn came. They keep their virtual time."""
     for lane in part.exhausted if part.queue_lanes is not None else ():
         if part.short or part.last is None or (lane.time, lane.tenant) <= part.last:
             lane.leave()

@@ -21,11 +21,11 @@ INT_MAX = 2**31 - 1
 COUNT_ROWS = 2000
 """How many rows of the log one statement counts, or looks through to trim it."""
 MAX_UNCOUNTED = 1000
-"""A read of counts that finds more changes than this not counted yet counts some of them for the next one."""
+"""If a read finds more uncounted changes than this, it counts some of them, so that the next read is faster."""
 SCAN_LIMIT = 10_000
-"""How many jobs of all queues of a page are read to tell due from later ones, on either side."""
+"""To tell due jobs from later ones, a page of queues reads at most this many of each."""
 EXPIRED_LIMIT = 1000
-"""How many finished jobs past their retention are taken off a count, of those that wait to be pruned."""
+"""The most jobs past their retention, not pruned yet, that are subtracted from a count."""
 PAUSED = 10_000
 """The most paused queues without jobs that are counted."""
 
@@ -49,7 +49,7 @@ class Changes:
         """By lane: keys, bytes, and the jobs of each state in the order of their codes."""
 
     def job(self, lane: int, before: int | None, after: int | None, bytes_: int = 0) -> None:
-        """A job of this lane changes its state, by code, and its size. None: it was not, or is no more, there."""
+        """A job changes its state, by code, and its size. `before` None: it is new; `after` None: it is removed."""
         if before == after and not bytes_:
             return
         change = self._lane(lane)
@@ -93,7 +93,7 @@ async def count_jobs(
 ) -> list[QueueStats]:
     """The jobs of these queues by state, as shown now. The work is bounded for any number of jobs, see ADR 23.
 
-    `used`: leave out queues that are not paused and have no jobs, not even some that wait to be pruned.
+    `used`: leave out queues that are not paused and store no jobs. Jobs that wait to be pruned are stored.
     """
     if not queues:
         return []

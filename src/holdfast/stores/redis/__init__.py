@@ -5,7 +5,7 @@ jobs, claims, listing, log, tenants, upkeep, trimming, payloads     the operatio
 handoff         direct hand-off to waiting workers
 shards          which shard a call runs on, and how batches are split
 scripts, lua/   one Lua script for each operation: the contract, next to the data
-layout, records, entries, keys      what is stored, as Lua and Python share it
+layout, records, entries, keys      the format of the data, shared by Lua and Python
 notifications, messages     notifications by pub/sub
 client, routing, pool, connection, connector, errors    how commands reach the server
 address         store URLs

@@ -235,7 +235,7 @@ class RedisClient:
     async def _send_guarded(
         self, key: bytes, packed: bytes, count: int, *, repeat: bool, follow: bool = True
     ) -> list[Any]:
-        """Send. Once more after a lost connection if `repeat` allows it, and if the server is no longer a primary."""
+        """Send. Send again after a lost connection, if `repeat` allows it, or if the server is no longer a primary."""
         try:
             replies = await self._send(key, packed, count, follow=follow)
         except REDIS_ERRORS as error:

@@ -18,6 +18,7 @@ from holdfast.core.events import Event, EventColumns, Gap, Gathered, Numbered
 from holdfast.extensions import LogRange
 from holdfast.store import EventPage, LogPage, Reader
 from holdfast.stores.redis.entries import Entry, to_columns, to_events
+from holdfast.stores.redis.keys import lane_of
 from holdfast.stores.redis.layout import NONE
 from holdfast.stores.redis.records import encode
 from holdfast.stores.redis.shards import Shards
@@ -26,8 +27,8 @@ READ_BYTES = 2 * 1024 * 1024
 """About the most bytes that one script reads."""
 MAX_SPLITS = 1000
 """The most places at which one script splits a shard's log."""
-MIN_SCAN = 1000
-"""The fewest events that a tenant's page reads through."""
+FIRST_SCAN, NEXT_SCAN, MIN_SCAN = 100, 200, 500
+"""How many events a tenant's page reads at first and in each further script, and through how many if it is not full."""
 
 _OFFSET = re.compile(r"[0-9]{1,16}(\.[0-9]{1,16})*")
 
@@ -113,13 +114,29 @@ class _ShardEvents(Struct):
 
 
 async def events(shards: Shards, tenant: str | None, after: str | None, limit: int) -> EventPage:
-    """Events after an offset, of one tenant or of all. Those of several shards are merged by time."""
+    """Events after an offset, of one tenant or of all. Those of several shards are merged by time.
+
+    Many events of other tenants may come before those of one: a page may be empty and have more after it.
+    """
+    scan = scanned = max(limit, FIRST_SCAN)
+    page = await _page(shards, tenant, after, limit, scan)
+    while tenant is not None and page.more and len(page.events) < limit and scanned < MIN_SCAN:
+        scan = min(NEXT_SCAN, MIN_SCAN - scanned)
+        scanned += scan
+        try:
+            rest = await _page(shards, tenant, page.next, limit - len(page.events), scan)
+        except EventsTrimmed:
+            break  # Just now. The next page raises it.
+        page = EventPage([*page.events, *rest.events], rest.next, rest.more)
+    return page
+
+
+async def _page(shards: Shards, tenant: str | None, after: str | None, limit: int, scan: int) -> EventPage:
     places = _start_places(shards, after)
     wanted = dict.fromkeys(range(shards.count), limit // shards.count + 1)
     if tenant is not None:
-        # Many events of other tenants may come first: a page may be empty and have more after it.
         wanted = dict.fromkeys(wanted, 0) if after is None else {}
-        wanted[shards.of(tenant)] = max(limit, MIN_SCAN)
+        wanted[shards.of(tenant)] = scan
     own = None if tenant is None else shards.of(tenant)
     work = (_read_shard(shards, n, places[n], count, tenant if n == own else None) for n, count in wanted.items())
     found = dict(zip(wanted, await asyncio.gather(*work), strict=True))
@@ -155,7 +172,10 @@ async def _read_shard(shards: Shards, shard: int, start: int, wanted: int, tenan
     found = await _read_entries(shards, shard, start, wanted, tenant)
     begin, cuts = found.start, found.cuts
     read: list[tuple[int, Event]] = []
+    prefix = b"" if tenant is None else lane_of(tenant, "").encode().removesuffix(b"0:")
     for entry in found.entries:
+        if prefix not in entry[3]:
+            continue  # It has no event of the tenant.
         read += [(number, event) for number, event in to_events(*entry) if number > begin]
     reached = found.entries[-1][0] if found.entries else begin
     # Without an entry there is nothing more, even if the last events are missing.

@@ -2,8 +2,8 @@
 --   uses: records keys jobs replies
 --
 -- request: { number of the request, items }; each item { lane, id, only_waiting, sequence number or NONE }
--- Answers each item with the state that it led to or found. Of a running job that was left alone that is leased, of a
---   missing one REFUSED_NOT_FOUND.
+-- Answers each item with the job's state after the call, or REFUSED_NOT_FOUND. A leased job that `only_waiting` leaves alone
+-- stays leased.
 -- Safe to repeat: see `replies.lua`. Reads and writes the lanes of the jobs and the log.
 
 local request_number, items = unpack(request)

@@ -82,7 +82,7 @@ local function forget(job)
   job.lane.jobs[job.id] = false
 end
 
--- What most jobs do not have: replays, progress, errors, and why they were released (`RecordExtra` in `layout.py`).
+-- Fields that most jobs do not have: replays, progress, errors, and why they were released (`RecordExtra` in `layout.py`).
 -- ----------
 
 local function extra_of(job)

@@ -3,8 +3,8 @@
 -- request: { tenant, queues, or false for those with jobs or a pause; name to start after, most queues to read }
 -- Answers { now, name to continue after or '' at the end, queue, { paused, oldest visible time or NONE, scheduled,
 --   ready, retrying, leased, completed, failed, canceled }, ... }.
--- Up to MAX_FORGOTTEN ended jobs of a queue that wait to be pruned are subtracted. After as many in all, the answer
--- ends early.
+-- Up to MAX_FORGOTTEN ended jobs of a queue that wait to be pruned are subtracted. The answer ends early when that many have
+-- been read in all queues together.
 -- Safe to repeat. Reads the sorted sets of the lanes.
 
 local MAX_FORGOTTEN = 1000

@@ -1,8 +1,8 @@
 -- Part of every script: the writes of a call, its events and its notifications.
 --
 -- Writes are collected in batches, each for one command on one key, and made by `commit`: a script that fails before
--- that, for lack of memory for example, has changed nothing. Claims write turns, and leases of lanes with one job, at
--- once. Tables are few and short: they are what takes time.
+-- that, for lack of memory for example, has changed nothing. Claims write turns, and leases of lanes with one job, at once.
+-- Tables are few and short, because making them takes most of the time.
 
 local zsets, hashes, bounds, blobs, hints, completed
 local log, log_size, logged, words, dictionary

@@ -25,7 +25,7 @@ from holdfast.testing.conformance.rules import rule
 
 @rule("ENQ-4")
 async def a_batch_answers_item_by_item_in_order(h: Harness) -> None:
-    """Across tenants, queues and outcomes; a bad item spoils nothing else."""
+    """This holds across tenants, queues and outcomes. A bad item does not affect the others."""
     done = await h.job_in(JobState.COMPLETED)
     failed = await h.job_in(JobState.FAILED)
     elsewhere = h.name("q")
@@ -98,7 +98,7 @@ async def batches_of_extensions_answer_item_by_item_too(h: Harness) -> None:
 
 @rule("ENQ-4")
 async def each_result_of_a_batch_goes_to_its_own_job(h: Harness) -> None:
-    """Also when some of the batch are refused, at the start, in between or at the end, and in any order."""
+    """This holds even if some items are refused, at the start, in the middle or at the end, in any order."""
     ids = [f"job-{number}" for number in range(12)]
     await h.queued(*ids)
     whole = list(reversed(await h.claim(6)))
@@ -124,7 +124,7 @@ async def each_result_of_a_batch_goes_to_its_own_job(h: Harness) -> None:
 
 @rule("ENQ-4")
 async def each_job_of_a_batch_is_taken_as_it_was_sent(h: Harness) -> None:
-    """With its own delay, instant, type, retention and policy, whatever else is in the batch, in any order."""
+    """Each job keeps its own delay, instant, type, retention and policy, whatever the other items and their order."""
     async with h.frozen() as f:
         for step in (1, -1):
             now, queue = await f.now(), f.name("q")

@@ -41,7 +41,7 @@ def expect_refused(answer: object, used: int, limit: int, budget: str, why: str)
 
 @rule("TENANT-5")
 async def over_max_jobs_an_enqueue_is_refused_by_name(h: Harness) -> None:
-    """Jobs of every state count; what is running ends as it would; there is room again when some are forgotten."""
+    """Jobs of every state count. Running jobs can end. There is room again when jobs are forgotten."""
     await allow(h, max_jobs=3)
     await h.queued("a", "b", "c")
     async with h.no_event("by a refused enqueue"):
@@ -64,7 +64,7 @@ async def over_max_jobs_an_enqueue_is_refused_by_name(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def over_max_bytes_an_enqueue_is_refused_by_name(h: Harness) -> None:
-    """Payloads and results count; a result is never refused."""
+    """Payloads and results count. A result is never refused."""
     most = 3 * RECORD_BYTES + 3000
     await allow(h, max_bytes=most)
     await h.queued("a", "b", payload=b"[" + b" " * 1000 + b"]")
@@ -83,7 +83,7 @@ async def over_max_bytes_an_enqueue_is_refused_by_name(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def over_max_queues_no_further_queue_is_made(h: Harness) -> None:
-    """Those that have jobs take more, also by a handle that never saw them; another queue is refused."""
+    """Queues that have jobs accept more, even through a handle that has not used them. Another queue is refused."""
     queues = [h.name("q") for _ in range(2)]
     await allow(h, max_queues=2)
     for queue in queues:
@@ -105,13 +105,13 @@ async def over_max_queues_no_further_queue_is_made(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def a_batch_is_taken_as_far_as_a_budget_goes(h: Harness) -> None:
-    """Item by item: what fits is queued, duplicates answer so, the rest is refused; other tenants do not notice."""
+    """Item by item: what fits is queued, duplicates are answered, the rest is refused. This affects no other tenant."""
     await h.queued("a")
     await allow(h, max_jobs=3)
     ids = ("b", "c", "a", "d", "e")
     answers = await h.store.enqueue([*(h.new(id) for id in ids), h.new("f", tenant=h.other)])
     kinds = [type(answer) for answer in answers]
-    # Whether an id exists is looked at once there is no room: until then each counts as one more.
+    # Existing ids are looked up only when there is no room. Until then, each item counts as a new job.
     expect_equal(kinds, [Queued, Queued, Duplicate, QuotaExceeded, QuotaExceeded, Queued], "answers to a batch")
     expect_a(await h.enqueue("b"), Duplicate, "an id that exists, while nothing new is taken")
     expect_equal(await h.list_ids(), ["a", "b", "c"], "jobs that are there")
@@ -119,7 +119,7 @@ async def a_batch_is_taken_as_far_as_a_budget_goes(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def an_id_that_ended_comes_to_life_again_within_the_budgets(h: Harness) -> None:
-    """A canceled job's id takes no further record, but its new payload must fit. [ENQ-2]"""
+    """A canceled job's id needs no further record, but its new payload must fit. [ENQ-2]"""
     await h.queued("a", "b")
     for id in ("a", "b"):
         expect_equal(await h.cancel(h.key(id)), "canceled", "cancel")
@@ -133,7 +133,7 @@ async def an_id_that_ended_comes_to_life_again_within_the_budgets(h: Harness) ->
 
 @rule("TENANT-5")
 async def usage_read_by_many_at_once_is_counted_once(h: Harness) -> None:
-    """Else the room would grow by what was enqueued before, once for each."""
+    """Otherwise each read would add to the room what was enqueued before it."""
     await allow(h, max_jobs=3)
     await h.queued("a", "b")
     await usage(h)
@@ -146,7 +146,7 @@ async def usage_read_by_many_at_once_is_counted_once(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def a_queue_that_is_gone_is_a_new_one(h: Harness) -> None:
-    """Also to a handle that has enqueued to it before."""
+    """This holds for a handle that has enqueued to it before, too."""
     await allow(h, max_queues=1)
     queues = [h.name("q") for _ in range(3)]
     for queue in queues:
@@ -160,7 +160,7 @@ async def a_queue_that_is_gone_is_a_new_one(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def keys_held_for_ever_count_against_max_jobs(h: Harness) -> None:
-    """When their jobs are long forgotten."""
+    """They count even after their jobs are forgotten."""
     for n in range(3):
         id = f"k{n}"
         await h.queued(id, idempotency=IdempotencyKey(id, "forever"), result_ttl_ms=60 * SECOND)
@@ -175,7 +175,7 @@ async def keys_held_for_ever_count_against_max_jobs(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def over_max_jobs_or_max_bytes_a_replay_is_refused_by_name(h: Harness) -> None:
-    """Item by item, and nothing half done. A replay makes no new record: at the budget it is accepted."""
+    """Item by item, and without partial changes. A replay makes no new record, so it is accepted at the budget."""
     dead: list[JobKey] = []
     for id in ("a", "b"):
         job = await h.leased(id)
@@ -204,7 +204,7 @@ async def over_max_jobs_or_max_bytes_a_replay_is_refused_by_name(h: Harness) -> 
 
 @rule("ENQ-3")
 async def over_a_budget_a_held_key_answers_with_its_job(h: Harness) -> None:
-    """A duplicate needs no room. A free key does, and an id that is refused binds nothing. [TENANT-5]"""
+    """A duplicate needs no room. An enqueue with a free key does, and a refused one takes no key. [TENANT-5]"""
     held, lasting, free = IdempotencyKey("held"), IdempotencyKey("lasting", "forever"), IdempotencyKey("free")
     first = await h.enqueue("a", idempotency=held)
     expect_a(first, Queued, "first enqueue of a key")
@@ -242,7 +242,7 @@ async def over_a_budget_a_batch_knows_the_keys_of_its_own_items(h: Harness) -> N
 
 @rule("TENANT-5")
 async def what_holdfast_keeps_for_itself_is_within_every_budget(h: Harness) -> None:
-    """Schedules have a budget of their own; the operator's records have none."""
+    """Schedules have their own budget. The operator's records have none."""
     await h.queued("a")
     await allow(h, max_jobs=1, max_bytes=1, max_queues=1)
     expect_a(await h.enqueue("more"), QuotaExceeded, "enqueue over every budget")
@@ -254,7 +254,7 @@ async def what_holdfast_keeps_for_itself_is_within_every_budget(h: Harness) -> N
 
 @rule("TENANT-5")
 async def an_enqueue_in_a_callers_transaction_is_within_the_budgets(h: Harness) -> None:
-    """Refused as any other, and the transaction goes on. [ENQ-7]"""
+    """It is refused like any other, and the transaction continues. [ENQ-7]"""
     async with h.begin() as connection:
         await allow(h, max_jobs=1)
         answers = await h.store.enqueue([h.new("a"), h.new("b")], connection=connection)

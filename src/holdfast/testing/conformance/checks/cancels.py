@@ -17,7 +17,7 @@ NOT_TERMINAL = (JobState.SCHEDULED, JobState.READY, JobState.LEASED, JobState.RE
 
 @rule("CANCEL-1")
 async def cancel_wins_from_every_state_that_is_not_terminal(h: Harness) -> None:
-    """The job becomes canceled, with one event, and is never handed out any more."""
+    """The job becomes canceled, with one event, and no claim returns it again."""
     for state in NOT_TERMINAL:
         job = await h.job_in(state)
         before = await h.now()
@@ -37,7 +37,7 @@ async def cancel_wins_from_every_state_that_is_not_terminal(h: Harness) -> None:
 
 @rule("CANCEL-1")
 async def a_job_canceled_while_due_is_not_handed_out(h: Harness) -> None:
-    """Also one that had become due, and one whose lease had run out unseen."""
+    """This includes a job that had become due, and one whose expired lease was not found yet."""
     due = await h.job_in(JobState.SCHEDULED, delay_ms=DELAY)
     lapsed = await h.job_in(JobState.LEASED)
     await h.advance(LEASE)
@@ -53,7 +53,7 @@ async def a_job_canceled_while_due_is_not_handed_out(h: Harness) -> None:
 
 @rule("CANCEL-1")
 async def after_a_cancel_acknowledgements_get_job_canceled(h: Harness) -> None:
-    """The lease dies with the job, whatever its holder wants to say."""
+    """The lease ends with the job, whichever call its holder makes."""
     outcomes: tuple[Outcome, ...] = ("complete", "fail", "retry", "release")
     for outcome in outcomes:
         job = await h.leased()
@@ -67,7 +67,7 @@ async def after_a_cancel_acknowledgements_get_job_canceled(h: Harness) -> None:
 
 @rule("CANCEL-1")
 async def of_a_cancel_and_a_completion_at_once_one_wins(h: Harness) -> None:
-    """Both answers, the record and the log tell the same story."""
+    """Both answers, the record and the log agree."""
     jobs = [await h.leased() for _ in range(12)]
     stores = await h.handles(4)
 
@@ -97,7 +97,7 @@ async def of_a_cancel_and_a_completion_at_once_one_wins(h: Harness) -> None:
 
 @rule("CANCEL-1")
 async def of_a_cancel_and_a_claim_at_once_cancel_wins(h: Harness) -> None:
-    """A job that was canceled first is not handed out; one that was leased first is canceled under its holder."""
+    """A job that is canceled first is not claimed. One that is leased first is canceled while its holder runs it."""
     stores = await h.handles(2)
     for number in range(30):
         queue = h.name("q")
@@ -116,9 +116,9 @@ async def of_a_cancel_and_a_claim_at_once_cancel_wins(h: Harness) -> None:
 
 @rule("CANCEL-1")
 async def of_a_cancel_and_an_enqueue_at_once_both_answer_the_truth(h: Harness) -> None:
-    """A cancel that is answered `canceled` has canceled the job; one that came too early leaves it to be completed.
+    """A cancel that answers `canceled` has canceled the job. If the cancel was too early, the job can be completed.
 
-    So does a caller that lost its patience with an enqueue and takes it back, while a worker waits for the job.
+    The same holds for a caller that cancels its own enqueue while a worker waits for the job.
     """
     producer, canceler, worker = await h.handles(3)
     queue = h.name("q")
@@ -146,7 +146,7 @@ async def of_a_cancel_and_an_enqueue_at_once_both_answer_the_truth(h: Harness) -
 
 @rule("CANCEL-2")
 async def only_waiting_leaves_a_running_job_alone(h: Harness) -> None:
-    """It says `processing`, changes nothing, and cancels whatever waits."""
+    """It answers `processing` and changes nothing. A waiting job is canceled."""
     job = await h.leased()
     before = await h.get(job.key)
     async with h.no_event("by a cancel of waiting jobs only"):
@@ -161,7 +161,7 @@ async def only_waiting_leaves_a_running_job_alone(h: Harness) -> None:
 
 @rule("CANCEL-2")
 async def a_hint_comes_when_a_running_job_is_canceled(h: Harness) -> None:
-    """A hint reaches the worker at once, also through another handle."""
+    """The worker gets a hint at once, also from another handle."""
     other = (await h.handles(2))[1]
     with h.listening() as hints, h.listening(other) as far:
         job = await h.leased()
@@ -173,7 +173,7 @@ async def a_hint_comes_when_a_running_job_is_canceled(h: Harness) -> None:
 
 @rule("CANCEL-3")
 async def a_cancel_says_what_it_met(h: Harness) -> None:
-    """canceled, processing, completed, failed, not_found; canceling a canceled job says canceled."""
+    """The answers are canceled, processing, completed, failed and not_found. A canceled job answers canceled again."""
     wanted = {
         JobState.SCHEDULED: "canceled",
         JobState.READY: "canceled",
@@ -199,7 +199,7 @@ async def a_cancel_says_what_it_met(h: Harness) -> None:
 
 @rule("CANCEL-3")
 async def a_forgotten_job_is_not_found_by_a_cancel(h: Harness) -> None:
-    """Once its retention is over it answers like one that never was."""
+    """After its retention it answers like a job that never existed."""
     job = await h.job_in(JobState.CANCELED)
     await h.advance(DAY)
     expect_equal(await h.cancel(job.key), "not_found", "cancel of a forgotten job")

@@ -19,7 +19,7 @@ MINUTE_MS = 60 * SECOND
 
 @rule("CLAIM-1")
 async def a_claim_gives_token_deadline_and_attempt(h: Harness) -> None:
-    """Up to N jobs, each leased to this worker until now + lease, and the record says the same."""
+    """A claim returns up to N jobs, each leased to this worker until now + lease. The record agrees."""
     async with h.frozen() as f:
         await f.queued("a", "b", "c")
         await f.advance(SECOND)
@@ -41,7 +41,7 @@ async def a_claim_gives_token_deadline_and_attempt(h: Harness) -> None:
 
 @rule("CLAIM-1")
 async def concurrent_claims_never_give_one_job_twice(h: Harness) -> None:
-    """Many claims at once over several handles: every job goes to exactly one of them."""
+    """Of many concurrent claims over several handles, exactly one gets each job."""
     jobs = 120
     await h.queued(*(f"job-{number}" for number in range(jobs)))
     stores = await h.handles(4)
@@ -59,7 +59,7 @@ async def concurrent_claims_never_give_one_job_twice(h: Harness) -> None:
 
 @rule("CLAIM-1")
 async def claims_from_several_event_loops_never_give_one_job_twice(h: Harness) -> None:
-    """Siblings serve the event loops of other threads: all claim at the same moment, round by round."""
+    """Siblings serve the event loops of other threads. All of them claim at the same moment, in rounds."""
     rounds, loops = 10, 3
     ids = [f"job-{number:02}" for number in range(2 * rounds * loops)]
     await h.queued(*ids)
@@ -88,7 +88,7 @@ async def claims_from_several_event_loops_never_give_one_job_twice(h: Harness) -
 
 @rule("CLAIM-1")
 async def a_leased_job_is_not_given_again_before_its_deadline(h: Harness) -> None:
-    """One live lease per job, to the millisecond, whichever handle claims."""
+    """A job has one live lease, to the millisecond, whichever handle claims."""
     async with h.frozen() as f:
         await f.queued("job")
         first = await f.claim_one("job", lease_ms=LEASE)
@@ -108,7 +108,7 @@ async def a_leased_job_is_not_given_again_before_its_deadline(h: Harness) -> Non
 
 @rule("CLAIM-2")
 async def jobs_come_by_priority_then_by_time_then_by_sequence(h: Harness) -> None:
-    """9 first down to 0; of equal priority the one that became visible first; of equal moment the one sent first."""
+    """Priority 9 is first. Equal priorities are ordered by when they became visible, then by enqueue."""
     async with h.frozen() as f:
         for number, priority in enumerate((0, 5, 9, 4, 5, 9, 1, 0, 8)):
             await f.queued(f"p{priority}-{number}", priority=priority)
@@ -128,7 +128,7 @@ async def jobs_come_by_priority_then_by_time_then_by_sequence(h: Harness) -> Non
 
 @rule("CLAIM-2")
 async def a_job_that_comes_back_is_ordered_by_when_it_became_visible(h: Harness) -> None:
-    """Retried, released and replayed jobs go by their new moment, within their priority."""
+    """Within its priority, a retried, released or replayed job is ordered by its new instant."""
     async with h.frozen() as f:
         await f.queued("a", "b", "c")
         a, b, c = await f.claim(3)
@@ -151,7 +151,7 @@ async def a_job_that_comes_back_is_ordered_by_when_it_became_visible(h: Harness)
 
 @rule("CLAIM-2")
 async def leased_and_future_jobs_never_hide_ready_ones(h: Harness) -> None:
-    """However many of them stand before it in priority and time."""
+    """This holds for any number of them with a higher priority or an earlier time."""
     await h.queued(*(f"leased-{number}" for number in range(1100)), priority=9)
     expect_equal(len(await h.claim(1100, lease_ms=HOUR)), 1100, "jobs leased")
     await h.queued(*(f"future-{number}" for number in range(1100)), priority=9, delay_ms=HOUR)
@@ -167,7 +167,7 @@ async def leased_and_future_jobs_never_hide_ready_ones(h: Harness) -> None:
 
 @rule("CLAIM-2")
 async def many_jobs_that_become_due_at_once_all_come_in_order(h: Harness) -> None:
-    """More than any store promotes in one step: by priority over all of them, and none is left behind."""
+    """They are more than a store promotes in one step. Priority orders all of them, and none is lost."""
     ids = [f"job-{number:04}" for number in range(1500)]
     await h.queued(*ids, delay_ms=MINUTE_MS)
     await h.advance(MINUTE_MS)
@@ -184,7 +184,7 @@ async def many_jobs_that_become_due_at_once_all_come_in_order(h: Harness) -> Non
 
 @rule("CLAIM-3")
 async def a_claim_names_queues_and_never_job_types(h: Harness) -> None:
-    """Jobs of every type come out of a queue in one order, also those without a type, and of no other queue."""
+    """Jobs of every type, and those without a type, share one order in a queue. No other queue's jobs are claimed."""
     for number, type_ in enumerate(("a", "b", "", "a", "c")):
         await h.queued(f"job-{number}", type=type_)
     await h.queued("elsewhere", queue=h.name("q"))
@@ -194,7 +194,7 @@ async def a_claim_names_queues_and_never_job_types(h: Harness) -> None:
 
 @rule("CLAIM-3")
 async def an_empty_claim_learns_when_to_look_again(h: Harness) -> None:
-    """The next due time or the next deadline, whichever comes first; nothing in sight is None."""
+    """It gets the next due time or the next deadline, whichever is earlier. None if there is neither."""
     async with h.frozen(keep_events="1000") as f:
         expect_equal((await f.claim_page()).next_at, None, "when to look again in an empty store")
         await f.queued("later", delay_ms=HOUR)
@@ -215,7 +215,7 @@ async def an_empty_claim_learns_when_to_look_again(h: Harness) -> None:
 
 @rule("CLAIM-3")
 async def a_worker_that_starts_learns_when_to_look_again(h: Harness) -> None:
-    """Also when leases run out that were granted before it came."""
+    """This includes the end of leases that were granted before it started."""
     if not h.capabilities.durable:
         raise Skipped("the store does not outlive the process")
     async with h.frozen() as f:
@@ -230,7 +230,7 @@ async def a_worker_that_starts_learns_when_to_look_again(h: Harness) -> None:
 
 @rule("CLAIM-3")
 async def an_urgent_job_that_is_due_late_does_not_hide_when_to_look(h: Harness) -> None:
-    """The first due time counts, of whatever priority, and at that time the job is there."""
+    """The earliest due time counts, whatever the priority. At that time the job can be claimed."""
     async with h.frozen(keep_events="1000") as f:
         await f.queued("urgent", priority=9, delay_ms=HOUR)
         await f.queued("soon", priority=1, delay_ms=MINUTE_MS)
@@ -248,7 +248,7 @@ async def an_urgent_job_that_is_due_late_does_not_hide_when_to_look(h: Harness) 
 
 @rule("CLAIM-3")
 async def a_hint_comes_whenever_a_job_may_have_become_visible(h: Harness) -> None:
-    """After an enqueue, retry, release, replay, resume and an expired lease, also when made by another handle."""
+    """After an enqueue, retry, release, replay, resume and an expired lease, also through another handle."""
     other = (await h.handles(2))[1]
     key = h.key("job")
     with h.listening() as hints, h.listening(other) as far:
@@ -278,7 +278,7 @@ async def a_hint_comes_whenever_a_job_may_have_become_visible(h: Harness) -> Non
 
 @rule("CLAIM-3")
 async def a_listener_that_stopped_hears_nothing(h: Harness) -> None:
-    """And one listener's end does not end the others'."""
+    """The other listeners still get hints."""
     with h.listening() as stays:
         with h.listening() as leaves:
             await h.queued("a")
@@ -295,7 +295,7 @@ async def a_listener_that_stopped_hears_nothing(h: Harness) -> None:
 
 @rule("CLAIM-4")
 async def claims_at_the_same_time_all_get_an_answer(h: Harness) -> None:
-    """A hundred claims over several handles, for one tenant and for all, among enqueues and acknowledgements."""
+    """A hundred claims run over several handles, for one tenant and for all, beside enqueues and acknowledgements."""
     tenants = [h.name("t") for _ in range(4)]
     for tenant in tenants:
         await h.queued(*(f"before-{number}" for number in range(80)), tenant=tenant)
@@ -320,7 +320,7 @@ async def claims_at_the_same_time_all_get_an_answer(h: Harness) -> None:
 
 @rule("CLAIM-4")
 async def a_claim_finds_its_job_in_a_large_backlog(h: Harness) -> None:
-    """Beside thousands of waiting jobs of other tenants and other queues a claim gets what it asked for."""
+    """A claim gets what it asked for beside thousands of waiting jobs of other tenants and queues."""
     crowd = h.name("v")
     for start in range(0, 4000, 1000):
         await h.queued(*(f"job-{n}" for n in range(start, start + 1000)), tenant=crowd, priority=9)
@@ -338,10 +338,10 @@ async def a_claim_finds_its_job_in_a_large_backlog(h: Harness) -> None:
 
 @rule("CLAIM-5")
 async def a_paused_queue_accepts_jobs_and_hands_out_none(h: Harness) -> None:
-    """Neither to the tenant's workers nor to those for all, neither ready jobs nor those that become due."""
+    """Neither the tenant's workers nor those for all tenants get a job, be it ready or becoming due."""
     await h.queued("before")
     await h.store.pause(h.tenant, h.queue, paused=True)
-    await h.store.pause(h.tenant, h.queue, paused=True)  # Twice is harmless.
+    await h.store.pause(h.tenant, h.queue, paused=True)  # It can be called twice.
     await h.queued("ready")
     await h.queued("later", delay_ms=DELAY)
     await h.advance(DELAY)
@@ -357,7 +357,7 @@ async def a_paused_queue_accepts_jobs_and_hands_out_none(h: Harness) -> None:
 
 @rule("CLAIM-5")
 async def a_pause_stops_a_tenant_that_takes_turns(h: Harness) -> None:
-    """A tenant whose queue is paused leaves the turns at once, and takes part again afterwards."""
+    """A tenant whose queue is paused has no more turns at once, and has turns again after the resume."""
     for tenant in (h.tenant, h.other):
         await h.queued(*(f"job-{number}" for number in range(20)), tenant=tenant)
     expect_equal(len(await h.claim(4, tenant=None)), 4, "turns before the pause")
@@ -371,7 +371,7 @@ async def a_pause_stops_a_tenant_that_takes_turns(h: Harness) -> None:
 
 @rule("CLAIM-5")
 async def a_pause_stops_that_queue_alone(h: Harness) -> None:
-    """Another queue of the tenant goes on, in the same claim too."""
+    """The tenant's other queues are still served, even in the same claim."""
     going = h.name("q")
     await h.store.pause(h.tenant, h.queue, paused=True)
     await h.queued("paused")
@@ -382,7 +382,7 @@ async def a_pause_stops_that_queue_alone(h: Harness) -> None:
 
 @rule("CLAIM-5")
 async def jobs_that_run_when_a_queue_is_paused_can_end(h: Harness) -> None:
-    """They complete, extend, and what comes back waits for the queue to go on."""
+    """They can complete and extend. A job that is retried or released waits for the resume."""
     await h.queued("a", "b", "c")
     a, b, c = await h.claim(3)
     await h.store.pause(h.tenant, h.queue, paused=True)
@@ -399,7 +399,7 @@ async def jobs_that_run_when_a_queue_is_paused_can_end(h: Harness) -> None:
 
 @rule("CLAIM-2")
 async def a_job_that_is_due_later_is_passed_over_in_a_batch(h: Harness) -> None:
-    """Also where a batch goes on with jobs of lower priority behind it."""
+    """The batch continues with jobs of lower priority behind it."""
     await h.queued("first", priority=9)
     await h.queued("later", priority=9, delay_ms=HOUR)
     await h.queued("second", "third", priority=5)

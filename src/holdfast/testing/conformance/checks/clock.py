@@ -24,7 +24,7 @@ from holdfast.testing.conformance.rules import rule
 
 @rule("TIME-1")
 async def every_instant_is_one_of_the_stores_clock(h: Harness) -> None:
-    """Of enqueue, claim, error, end, expiry and event: between what the clock said before and after."""
+    """The instants of enqueue, claim, error, end, expiry and event are between two reads of the clock."""
     await h.advance(5 * HOUR)
     before = await h.now()
     job = await h.leased(max_attempts=2)
@@ -53,12 +53,12 @@ async def every_instant_is_one_of_the_stores_clock(h: Harness) -> None:
 
 @contextmanager
 def _wrong_clock(off_s: int) -> Generator[None]:
-    """Every wall clock of this process is off."""
+    """Set every wall clock of this process wrong."""
     seconds, nanoseconds = time.time, time.time_ns
     with (
         patch("time.time", lambda: seconds() + off_s),
         patch("time.time_ns", lambda: nanoseconds() + off_s * 1_000_000_000),
-        # Generated ids never go back: the process's own must not see an hour that is still to come.
+        # Generated ids never go back: this process's generator must not see an hour in the future.
         patch("holdfast.queue.enqueue.new_id", Ids().next),
     ):
         yield
@@ -66,9 +66,9 @@ def _wrong_clock(off_s: int) -> Generator[None]:
 
 @rule("TIME-1")
 async def a_callers_clock_an_hour_off_changes_nothing(h: Harness) -> None:
-    """Neither when a producer enqueues nor when a worker claims, extends and acknowledges.
+    """Neither a producer that enqueues nor a worker that claims, extends and acknowledges is affected.
 
-    The store's clock is frozen: even where it is otherwise that of this process, the caller's alone is off.
+    The store's clock is frozen: only the caller's is wrong, even for a store that uses the clock of this process.
     """
     for off_s in (-3600, 3600):
         async with h.frozen() as f, Queue(store=f.store, tenant=f.tenant, name=f.queue) as queue:
@@ -91,7 +91,7 @@ async def a_callers_clock_an_hour_off_changes_nothing(h: Harness) -> None:
 
 @rule("TIME-1")
 async def a_clock_that_jumps_ahead_loses_nothing(h: Harness) -> None:
-    """Leases end early and are never accepted late; every job is there, and runs again."""
+    """Leases end early and are not accepted late. No job is lost, and each runs again."""
     await h.queued(*(f"job-{number}" for number in range(10)), max_attempts=3)
     await h.queued("later", delay_ms=2 * HOUR)
     held = await h.claim(5)
@@ -110,7 +110,7 @@ async def a_clock_that_jumps_ahead_loses_nothing(h: Harness) -> None:
 
 @rule("TIME-1")
 async def a_clock_that_jumps_back_loses_nothing(h: Harness) -> None:
-    """Tokens still grow, events keep their order, leases are bounded, and delays are counted anew."""
+    """Tokens still grow, events keep their order, leases are bounded, and delays are counted again."""
     async with h.frozen(keep_events="1000") as f:
         await f.queued("a", "b", max_attempts=3)
         held = await f.claim_one("a", lease_ms=LEASE)
@@ -135,7 +135,7 @@ async def a_clock_that_jumps_back_loses_nothing(h: Harness) -> None:
 
 @rule("TIME-1")
 async def a_running_clock_runs_and_can_be_moved(h: Harness) -> None:
-    """It never stops, and a shift moves it by exactly the time asked for."""
+    """It never stops, and a shift moves it by exactly the given time."""
     before = await h.now()
     await h.advance(10 * SECOND)
     after = await h.now()
@@ -150,7 +150,7 @@ async def a_running_clock_runs_and_can_be_moved(h: Harness) -> None:
 
 @rule("TIME-1")
 async def the_clock_can_be_shifted_only_where_that_was_asked_for(h: Harness) -> None:
-    """In production no call moves it."""
+    """Without `test_clock`, no call moves it."""
     store = make_store(h.spaces.url(h.name("real")))
     await store.open()
     try:
@@ -164,7 +164,7 @@ async def the_clock_can_be_shifted_only_where_that_was_asked_for(h: Harness) -> 
 
 @rule("TIME-1")
 async def a_worker_lives_until_its_last_beat_is_over(h: Harness) -> None:
-    """By the store's clock, to the millisecond; it can sign off before, and is seen by those it serves."""
+    """The store's clock decides, to the millisecond. It can sign off earlier. The tenants that it serves see it."""
     async with h.frozen() as f:
         types = (TypeInfo("t", f.queue, 1, Backoff(1000, 3.0, 9000, "none"), 2500, 8, 60_000), TypeInfo(""))
         mine = WorkerInfo("w1", f.tenant, "host", 1, (f.queue,), 4, 0, types=types)

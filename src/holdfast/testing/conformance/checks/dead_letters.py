@@ -1,4 +1,4 @@
-"""DEAD-1: failed jobs can be looked over, replayed and purged."""
+"""DEAD-1: failed jobs can be listed, replayed and purged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def pages(h: Harness, size: int, **query: object) -> list[Job]:
 
 @rule("DEAD-1")
 async def dead_letters_are_listed_oldest_first_with_reason_and_errors(h: Harness) -> None:
-    """By the time of their end, in pages of any size that miss and repeat nothing."""
+    """They are ordered by the time of their end. Pages of any size miss and repeat nothing."""
     await h.queued("c", "a", "b", max_attempts=2)
     jobs = {job.id: job for job in await h.claim(3)}
     h.accepted(await h.retry(jobs["a"], AttemptError("First", "one"), delay_ms=0), JobState.RETRYING)
@@ -53,7 +53,7 @@ async def dead_letters_are_listed_oldest_first_with_reason_and_errors(h: Harness
     await h.claim_one("c")
     await h.advance(LEASE)
     await h.store.reap(1000, 0.0)
-    await h.job_in(JobState.FAILED)  # Of another queue.
+    await h.job_in(JobState.FAILED)  # In another queue.
     wanted = [("x", "permanent"), ("b", "permanent"), ("a", "max_attempts"), ("c", "lease_expired")]
     for size in (1, 2, 3, 100):
         found = await pages(h, size)
@@ -65,7 +65,7 @@ async def dead_letters_are_listed_oldest_first_with_reason_and_errors(h: Harness
 
 @rule("DEAD-1")
 async def dead_letters_are_filtered_by_queue_type_and_error(h: Harness) -> None:
-    """An error by its type, its fingerprint, or a part of its message; the last error counts."""
+    """An error matches by its type, its fingerprint, or a part of its message. Only the last error counts."""
     timeout = AttemptError("TimeoutError", "no answer from host 17 after 30 s")
     twin = AttemptError("TimeoutError", "no answer from host 4711 after 5 s")
     await bury(h, "one", error=timeout, type="mail")
@@ -95,7 +95,7 @@ async def dead_letters_are_filtered_by_queue_type_and_error(h: Harness) -> None:
 
 @rule("DEAD-1")
 async def a_replayed_job_starts_again_under_its_id(h: Harness) -> None:
-    """Attempts from the start, visible at once, its history kept; it can fail and be replayed again."""
+    """Its attempts start again, it is visible at once, and its history is kept. It can fail and be replayed again."""
     await h.queued("job", max_attempts=2, payload=b'{"n":1}')
     key = h.key("job")
     for round_ in (1, 2):
@@ -117,7 +117,7 @@ async def a_replayed_job_starts_again_under_its_id(h: Harness) -> None:
 
 @rule("DEAD-1")
 async def a_set_of_dead_letters_is_replayed_item_by_item(h: Harness) -> None:
-    """Each answers for itself; the same one twice is replayed once."""
+    """Each item has its own answer. A job that is named twice is replayed once."""
     await bury(h, "a", "b", "c")
     await h.queued("waiting")
     keys = [h.key(id) for id in ("a", "nowhere", "b", "waiting", "a", "c")]
@@ -129,7 +129,7 @@ async def a_set_of_dead_letters_is_replayed_item_by_item(h: Harness) -> None:
 
 @rule("DEAD-1")
 async def concurrent_replays_of_one_job_replay_it_once(h: Harness) -> None:
-    """Over several handles: one wins, the others get NotReplayable, one event is made."""
+    """Over several handles, one wins and the others get NotReplayable. There is one event."""
     ids = [f"job-{number}" for number in range(5)]
     await bury(h, *ids)
     stores = await h.handles(4)
@@ -148,7 +148,7 @@ async def concurrent_replays_of_one_job_replay_it_once(h: Harness) -> None:
 
 @rule("DEAD-1")
 async def a_purge_forgets_what_has_ended_with_an_event(h: Harness) -> None:
-    """purged, not_terminal or not_found; afterwards the id is free, and nothing is left but the log."""
+    """It answers purged, not_terminal or not_found. Afterwards the id is free, and only the log has the job."""
     wanted: dict[JobState, str] = {}
     for state in JobState:
         if state is JobState.BLOCKED:
@@ -172,7 +172,7 @@ async def a_purge_forgets_what_has_ended_with_an_event(h: Harness) -> None:
 
 @rule("DEAD-1")
 async def a_purge_by_age_spares_what_has_started_again(h: Harness) -> None:
-    """With the time of the ending that was seen, a job that was replayed since and failed anew is left alone."""
+    """With the time of an ending, the purge does not affect a job that was replayed and failed again since then."""
     await bury(h, "old", "new")
     seen = [Purge(job.key, job.finished_at) for job in await pages(h, 100)]
     key = h.key("new")

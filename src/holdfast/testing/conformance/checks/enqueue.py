@@ -1,4 +1,4 @@
-"""ENQ-1, ENQ-2, ENQ-4 to ENQ-8: taking jobs in."""
+"""ENQ-1, ENQ-2, ENQ-5, ENQ-6, ENQ-8: enqueueing jobs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ YEAR = 365 * DAY
 
 @rule("ENQ-1")
 async def what_was_acknowledged_is_there_after_reopening(h: Harness) -> None:
-    """On a durable store nothing acknowledged is lost with the process; any other says that it is not durable."""
+    """A durable store loses nothing acknowledged when its process ends. Others report that they are not durable."""
     if not h.capabilities.durable:
         expect(h.capabilities.notes.get("durable"), "the store is not durable, and no note says what that means")
         expect(not h.capabilities.survives_power_loss, "the store is not durable, yet says it survives a power cut")
         return
-    slow = Backoff(HOUR, 1.0, HOUR, "none")  # A retrying job is still waiting when the store is open again.
+    slow = Backoff(HOUR, 1.0, HOUR, "none")  # A retrying job still waits when the store is open again.
     jobs = [await h.job_in(state, backoff=slow) for state in JobState if state is not JobState.BLOCKED]
     key = IdempotencyKey("once", "forever")
     await h.queued("keyed", idempotency=key, headers={"trace": "1"}, payload=bytes(range(256)))
@@ -91,7 +91,7 @@ async def every_acknowledged_change_is_there_after_reopening(h: Harness) -> None
 
 @rule("ENQ-1")
 async def the_capabilities_do_not_contradict_each_other(h: Harness) -> None:
-    """What a store states of its durability and reach is coherent, and named."""
+    """A store's statements of its durability and reach agree, and it has a name."""
     can = h.capabilities
     expect(can.name, "the store has no name")
     expect(can.durable or not can.survives_power_loss, "it survives a power cut without being durable")
@@ -104,7 +104,7 @@ async def the_capabilities_do_not_contradict_each_other(h: Harness) -> None:
 
 @rule("ENQ-2")
 async def a_second_enqueue_answers_by_the_state_of_the_first(h: Harness) -> None:
-    """Waiting or running: duplicate with the state. Completed: the result. Failed: duplicate."""
+    """A waiting or running job answers duplicate with its state, a completed one its result, a failed one duplicate."""
     for state in (JobState.SCHEDULED, JobState.READY, JobState.LEASED, JobState.RETRYING, JobState.FAILED):
         job = await h.job_in(state)
         async with h.no_event(f"by a second enqueue of a {state} job"):
@@ -118,7 +118,7 @@ async def a_second_enqueue_answers_by_the_state_of_the_first(h: Harness) -> None
 
 @rule("ENQ-2")
 async def a_duplicate_of_a_job_that_became_due_answers_ready(h: Harness) -> None:
-    """The state in the answer is the one shown at that moment."""
+    """The answer has the state that is shown at that instant."""
     job = await h.job_in(JobState.SCHEDULED, delay_ms=DELAY)
     await h.advance(DELAY)
     answer = await h.enqueue("job", queue=job.queue)
@@ -126,7 +126,7 @@ async def a_duplicate_of_a_job_that_became_due_answers_ready(h: Harness) -> None
 
 
 async def expect_fresh(h: Harness, old: Job, payload: bytes) -> None:
-    """The job of that id must be a new one that has nothing of the old."""
+    """Fail unless the job of this id is a new one that has nothing of the old one."""
     job = await h.get(old.key)
     expect_equal((job.state, job.envelope.payload), (JobState.READY, payload), "state and payload of a fresh job")
     expect_equal((job.attempts, len(job.errors), job.result, job.replays), (0, 0, None, 0), "traces of the old job")
@@ -142,7 +142,7 @@ async def expect_fresh(h: Harness, old: Job, payload: bytes) -> None:
 
 @rule("ENQ-2")
 async def a_canceled_id_can_be_enqueued_afresh(h: Harness) -> None:
-    """Canceled: a fresh job takes its place, and the old lease has no power over it."""
+    """A new job replaces the canceled one, and the old lease does not affect it."""
     old = await h.job_in(JobState.CANCELED)
     answer = await h.enqueue("job", queue=old.queue, payload=b"new")
     expect_equal(answer, Queued("job", JobState.READY), "enqueue of a canceled id")
@@ -151,7 +151,7 @@ async def a_canceled_id_can_be_enqueued_afresh(h: Harness) -> None:
 
 @rule("ENQ-2")
 async def a_canceled_waiting_id_does_not_run_twice(h: Harness) -> None:
-    """What the canceled job left in the line is not handed out in the name of the fresh one."""
+    """The canceled job's entry in the queue does not lead to a second run of the new job."""
     async with h.frozen() as f:
         queue = f.name("q")
         for round_ in range(3):
@@ -164,7 +164,7 @@ async def a_canceled_waiting_id_does_not_run_twice(h: Harness) -> None:
 
 @rule("ENQ-2")
 async def replace_failed_makes_a_fresh_job_of_a_failed_id_only(h: Harness) -> None:
-    """With the option a failed job is replaced; any other state answers as without it."""
+    """The option replaces a failed job. In any other state it has no effect."""
     old = await h.job_in(JobState.FAILED)
     answer = await h.enqueue("job", queue=old.queue, payload=b"new", replace_failed=True)
     expect_equal(answer, Queued("job", JobState.READY), "enqueue of a failed id with replace_failed")
@@ -178,7 +178,7 @@ async def replace_failed_makes_a_fresh_job_of_a_failed_id_only(h: Harness) -> No
 
 @rule("ENQ-2")
 async def a_forgotten_id_can_be_enqueued_afresh(h: Harness) -> None:
-    """Once its result is no longer kept, the id is free, whether or not it was pruned."""
+    """When its result is no longer kept, the id is free, whether or not the job was pruned."""
     for pruned in (False, True):
         old = await h.job_in(JobState.COMPLETED, result_ttl_ms=10 * SECOND)
         await h.advance(10 * SECOND)
@@ -192,7 +192,7 @@ async def a_forgotten_id_can_be_enqueued_afresh(h: Harness) -> None:
 
 @rule("ENQ-2")
 async def of_concurrent_enqueues_of_one_id_exactly_one_is_queued(h: Harness) -> None:
-    """Over several handles, alone and in batches that overlap in different orders."""
+    """They come over several handles, alone and in batches that overlap in different orders."""
     stores = await h.handles(4)
     ids = [f"job-{number}" for number in range(10)]
     calls = [stores[number % 4].enqueue([h.new(ids[0], payload=b"%d" % number)]) for number in range(16)]
@@ -215,7 +215,7 @@ async def of_concurrent_enqueues_of_one_id_exactly_one_is_queued(h: Harness) -> 
 
 @rule("ENQ-5")
 async def a_delayed_job_becomes_visible_at_its_time_and_not_before(h: Harness) -> None:
-    """By `delay` and by `run_at`, to the millisecond; an instant in the past is now."""
+    """By `delay` and by `run_at`, to the millisecond. An instant in the past means now."""
     async with h.frozen() as f:
         now = await f.now()
         await f.queued("delay", delay_ms=10 * SECOND)
@@ -236,7 +236,7 @@ async def a_delayed_job_becomes_visible_at_its_time_and_not_before(h: Harness) -
 
 @rule("ENQ-5")
 async def a_job_far_ahead_is_never_forgotten(h: Harness) -> None:
-    """However long the delay: no retention, prune or reaping touches a job that waits."""
+    """However long the delay, no retention, prune or reaping affects a waiting job."""
     await h.queued("century", delay_ms=100 * YEAR)
     await h.queued("month", delay_ms=30 * DAY)
     century = await h.get(h.key("century"))
@@ -257,7 +257,7 @@ async def a_job_far_ahead_is_never_forgotten(h: Harness) -> None:
 
 @rule("ENQ-6")
 async def a_message_comes_back_as_it_was_sent(h: Harness) -> None:
-    """Payload bytes, codec, version, headers and every choice of the producer, from get, list and claim."""
+    """Get, list and claim return the payload's bytes, codec, version, headers and all options of the producer."""
     fields: dict[str, Any] = {
         "payload": bytes(range(256)) + "é\u0000😀".encode(),
         "codec": "msgpack",
@@ -286,7 +286,7 @@ async def a_message_comes_back_as_it_was_sent(h: Harness) -> None:
 
 @rule("ENQ-6")
 async def a_payload_of_the_full_size_is_kept(h: Harness) -> None:
-    """256 KiB go in and come out; a batch of them too, and results as well."""
+    """256 KiB are stored and returned, also in a batch, and also as results."""
     payload = bytes(range(256)) * (PAYLOAD_LIMIT // 256)
     await h.queued(*(f"large-{number}" for number in range(4)), payload=payload)
     for job in await h.claim(4):
@@ -298,7 +298,7 @@ async def a_payload_of_the_full_size_is_kept(h: Harness) -> None:
 
 @rule("ENQ-6")
 async def each_payload_of_a_batch_goes_to_its_own_job(h: Harness) -> None:
-    """Large and small ones, also when some of the batch are duplicates."""
+    """This holds for large and small payloads, even if some items are duplicates."""
     sizes = (PAYLOAD_LIMIT // 2, 10, PAYLOAD_LIMIT // 3, 0, PAYLOAD_LIMIT // 2, 20)
     payloads = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
     await h.queued("job-0", "job-3", payload=b"first")
@@ -315,7 +315,7 @@ async def each_payload_of_a_batch_goes_to_its_own_job(h: Harness) -> None:
 
 @rule("ENQ-8")
 async def the_same_request_again_answers_queued(h: Harness) -> None:
-    """Whatever has become of the job since; nothing is changed, and no second event is made."""
+    """This holds in every later state of the job. Nothing changes, and there is no second event."""
     for state in JobState:
         if state is JobState.BLOCKED:
             continue
@@ -328,7 +328,7 @@ async def the_same_request_again_answers_queued(h: Harness) -> None:
 
 @rule("ENQ-8")
 async def the_same_request_again_is_not_a_duplicate_of_its_own_key(h: Harness) -> None:
-    """Also when it carries an idempotency key, which it holds itself by now; and within one batch."""
+    """This holds with an idempotency key, which the job holds by now, and within one batch."""
     key = IdempotencyKey("once")
     fields: dict[str, Any] = {"request_id": "request-1", "idempotency": key}
     answers = await h.store.enqueue([h.new("job", **fields), h.new("job", **fields)])
@@ -339,7 +339,7 @@ async def the_same_request_again_is_not_a_duplicate_of_its_own_key(h: Harness) -
 
 @rule("ENQ-8")
 async def another_request_of_the_id_is_a_duplicate(h: Harness) -> None:
-    """Only the very same request is; no request id at all is like no other."""
+    """Only a request of the same request id is the same. A request without an id equals no other."""
     await h.queued("named", request_id="request-1")
     await h.queued("nameless")
     duplicate = Duplicate("named", JobState.READY)
@@ -350,7 +350,7 @@ async def another_request_of_the_id_is_a_duplicate(h: Harness) -> None:
 
 @rule("ENQ-8")
 async def a_claim_is_never_repeated(h: Harness) -> None:
-    """A claim whose reply was lost costs one lease: the job comes again only when that has run out."""
+    """A claim whose reply is lost costs one lease: the job can be claimed again only after that lease."""
     await h.queued("a", "b")
     lost = await h.claim_one("a", worker="worker-1")
     await h.claim_one("b", worker="worker-1")

@@ -20,7 +20,7 @@ QUIET_S = 0.03
 
 @rule("EVENT-1")
 async def each_transition_makes_exactly_one_event_that_describes_it(h: Harness) -> None:
-    """Kind, address, type, time, attempt, token, worker and the data of its kind, over a whole life."""
+    """It has the kind, address, type, time, attempt, token, worker and the data of its kind, over a whole life."""
     async with h.frozen() as f:
         key = f.key("job")
         wanted: list[tuple[object, ...]] = []
@@ -78,7 +78,7 @@ async def each_transition_makes_exactly_one_event_that_describes_it(h: Harness) 
 
 @rule("EVENT-1")
 async def a_cancel_makes_one_event(h: Harness) -> None:
-    """From waiting and from running, and with whatever token the job last had."""
+    """From waiting and from running, with the last token of the job."""
     for state in (JobState.SCHEDULED, JobState.READY, JobState.LEASED, JobState.RETRYING):
         job = await h.job_in(state)
         before = await h.kinds(job.key)
@@ -91,7 +91,7 @@ async def a_cancel_makes_one_event(h: Harness) -> None:
 
 @rule("EVENT-1")
 async def nothing_that_changed_nothing_makes_an_event(h: Harness) -> None:
-    """Looking, refusals, empty claims, settings, pauses, extending and progress are no transitions."""
+    """Reads, refusals, empty claims, settings, pauses, extensions and progress are no transitions."""
     job = await h.leased()
     done = await h.job_in(JobState.COMPLETED)
     waiting = await h.job_in(JobState.READY)
@@ -118,7 +118,7 @@ async def nothing_that_changed_nothing_makes_an_event(h: Harness) -> None:
 
 @rule("EVENT-1")
 async def a_batch_makes_one_event_for_each_item(h: Harness) -> None:
-    """In the order of the batch, for enqueues, claims, acknowledgements and cancels, each with its own address."""
+    """Events of enqueues, claims, acknowledgements and cancels have the order of the batch and their own addresses."""
     ids = [f"job-{number}" for number in range(20)]
     await h.queued(*ids)
     jobs = await h.claim(20)
@@ -140,7 +140,7 @@ async def a_batch_makes_one_event_for_each_item(h: Harness) -> None:
 
 @rule("EVENT-1")
 async def extended_and_progressed_are_recorded_only_when_asked_for(h: Harness) -> None:
-    """With `events=all` each makes an event with its data; a refused one makes none."""
+    """With `events=all` each makes an event with its data. A refused one makes none."""
     async with h.frozen(events="all") as f:
         job = await f.leased()
         await f.extend(job, 2 * LEASE)
@@ -159,7 +159,7 @@ async def extended_and_progressed_are_recorded_only_when_asked_for(h: Harness) -
 
 @rule("EVENT-1")
 async def an_error_in_an_event_is_short(h: Harness) -> None:
-    """Its message is cut at 1 KiB; the record keeps all of it."""
+    """Its message is cut at 1 KiB. The record keeps all of it."""
     long = AttemptError("Boom", "x" * 5000, "t" * 5000)
     job = await h.leased()
     h.accepted(await h.fail(job, long), JobState.FAILED)
@@ -194,7 +194,7 @@ def values(events: list[Event]) -> list[tuple[str, str, int]]:
 
 
 async def some_life(h: Harness, count: int) -> None:
-    """A handful of jobs with events between each other."""
+    """Make a few jobs whose events alternate."""
     ids = [f"job-{number}" for number in range(count)]
     await h.queued(*ids)
     for job in await h.claim(count):
@@ -205,7 +205,7 @@ async def some_life(h: Harness, count: int) -> None:
 
 @rule("EVENT-2")
 async def a_reader_that_resumes_misses_nothing_and_sees_nothing_twice(h: Harness) -> None:
-    """From any page, of any size, and from the offset of any single event; offsets are strings."""
+    """It can resume after any page, of any size, and from the offset of any event. Offsets are strings."""
     start = await h.store.last_offset()
     await some_life(h, 5)
     everything = await h.events(after=start)
@@ -228,7 +228,7 @@ async def a_reader_that_resumes_misses_nothing_and_sees_nothing_twice(h: Harness
 
 @rule("EVENT-2")
 async def events_of_one_job_are_in_order(h: Harness) -> None:
-    """Also when many change many jobs at once through several handles, while a reader follows."""
+    """This holds while several handles change many jobs at once and a reader follows."""
     stores = await h.handles(4)
     ids = [f"job-{number}" for number in range(24)]
     start = await h.store.last_offset()
@@ -271,7 +271,7 @@ async def events_of_one_job_are_in_order(h: Harness) -> None:
 
 @rule("EVENT-2")
 async def a_transaction_that_commits_late_is_not_passed_over(h: Harness) -> None:
-    """A reader that came by while a caller's transaction was open reads its events when that has ended, once."""
+    """A reader that read while a caller's transaction was open gets the transaction's events after its end, once."""
     start = await h.store.last_offset()
     async with h.begin() as connection:
         await h.store.enqueue([h.new("early")], connection=connection)
@@ -286,7 +286,7 @@ async def a_transaction_that_commits_late_is_not_passed_over(h: Harness) -> None
 
 @rule("EVENT-2")
 async def events_of_an_old_transaction_are_in_the_order_of_the_job(h: Harness) -> None:
-    """One that began before a job was there, and then ends it: the job's events are in order all the same."""
+    """A transaction that begins before a job is enqueued and then ends the job leaves the job's events in order."""
     outcomes: dict[Outcome, str] = {"complete": "completed", "fail": "failed", "retry": "retried"}
     for outcome, kind in outcomes.items():
         for count in (1, 2):
@@ -302,7 +302,7 @@ async def events_of_an_old_transaction_are_in_the_order_of_the_job(h: Harness) -
 
 @rule("EVENT-2")
 async def a_hint_comes_when_the_log_grew(h: Harness) -> None:
-    """A reader that follows needs no polling, also through another handle."""
+    """A reader that follows the log needs no polling, also for changes through another handle."""
     other = (await h.handles(2))[1]
     with h.listening() as hints, h.listening(other) as far:
         await h.queued("first")
@@ -314,7 +314,7 @@ async def a_hint_comes_when_the_log_grew(h: Harness) -> None:
 
 @rule("EVENT-2")
 async def an_offset_that_is_none_is_refused(h: Harness) -> None:
-    """With InvalidOption, for reading and for registering."""
+    """Reading and registering raise InvalidOption."""
     for bad in ("", "nonsense", "-1", "\u0663", "1 ", "9" * 30):
         for what in ("events", "reader"):
             try:
@@ -329,7 +329,7 @@ async def an_offset_that_is_none_is_refused(h: Harness) -> None:
 
 @rule("EVENT-2")
 async def readers_register_by_name_and_never_move_back(h: Harness) -> None:
-    """Each tenant has its own, and so has the operator; dropping says whether there was one."""
+    """Each tenant has its own readers, and so has the operator. Dropping returns whether there was one."""
     start = await h.store.last_offset()
     await some_life(h, 2)
     events = await h.events(after=start)
@@ -362,7 +362,7 @@ async def readers_register_by_name_and_never_move_back(h: Harness) -> None:
 
 @rule("EVENT-3")
 async def a_tenants_stream_shows_that_tenant_alone(h: Harness) -> None:
-    """Whatever others do in between, from any offset, in pages of any size; the operator sees all in order."""
+    """Whatever others do in between, from any offset, in pages of any size. The operator sees all events in order."""
     start = await h.store.last_offset()
     for number in range(6):
         for tenant in (h.tenant, h.other, h.other):
@@ -387,7 +387,7 @@ async def a_tenants_stream_shows_that_tenant_alone(h: Harness) -> None:
 
 @rule("EVENT-3")
 async def a_batch_over_several_tenants_shows_each_its_own(h: Harness) -> None:
-    """One call changes jobs of several tenants: each stream shows its own part."""
+    """One call changes jobs of several tenants. Each tenant's stream shows its own part."""
     owners = (h.tenant, h.other, h.tenant, h.other, h.other)
     await h.store.enqueue([h.new(f"job-{number}", tenant=tenant) for number, tenant in enumerate(owners)])
     leases = {(job.key, job.attempts, job.token) for job in await h.claim(5, tenant=None)}
@@ -407,7 +407,7 @@ async def a_batch_over_several_tenants_shows_each_its_own(h: Harness) -> None:
 
 @rule("EVENT-3")
 async def a_quiet_tenant_pages_past_the_events_of_others(h: Harness) -> None:
-    """Pages may be empty, but they move on, and find the one event behind hundreds of a stranger's."""
+    """Pages may be empty, but they advance, and reach the one event behind hundreds of another tenant's."""
     start = await h.store.last_offset()
     await h.queued(*(f"job-{number}" for number in range(600)), tenant=h.other)
     await h.queued("mine")

@@ -30,7 +30,7 @@ async def _by_claim_for_all(f: Harness) -> None:
 
 @rule("LEASE-3")
 async def expiry_is_found_exactly_by_any_claim_and_by_the_reaper(h: Harness) -> None:
-    """Not a millisecond early, at the deadline surely, also by a claim of another tenant and queue."""
+    """Not a millisecond before the deadline, but at it, even by a claim of another tenant and queue."""
     finders: tuple[Callable[[Harness], Awaitable[None]], ...] = (
         _by_reaper,
         _by_claim_of_the_queue,
@@ -52,7 +52,7 @@ async def expiry_is_found_exactly_by_any_claim_and_by_the_reaper(h: Harness) -> 
 
 @rule("LEASE-3")
 async def the_reaper_ends_the_oldest_deadlines_first_up_to_its_limit(h: Harness) -> None:
-    """It names what it ended and the earliest deadline still running."""
+    """It returns the jobs whose leases it ended, and the next deadline."""
     async with h.frozen(keep_events="1000") as f:
         leases = (50, 20, 40, 10, 30)
         start = await f.now()
@@ -72,7 +72,7 @@ async def the_reaper_ends_the_oldest_deadlines_first_up_to_its_limit(h: Harness)
 
 @rule("LEASE-3")
 async def hundreds_of_expired_leases_are_all_found(h: Harness) -> None:
-    """No sampling: repeated reaping ends every one, and none of those that were completed or extended."""
+    """Repeated reaping ends every expired lease, and none of the jobs that were completed or extended."""
     await h.queued(*(f"job-{number}" for number in range(350)), max_attempts=1)
     jobs = await h.claim(350)
     kept, done = jobs[10], jobs[20]
@@ -91,7 +91,7 @@ async def hundreds_of_expired_leases_are_all_found(h: Harness) -> None:
 
 @rule("LEASE-3")
 async def leases_of_many_tenants_are_all_found(h: Harness) -> None:
-    """Granted by one claim over all of them, in whatever numbers, with long ones among the short."""
+    """One claim over all tenants grants them, in different numbers, with long ones among the short."""
     tenants = [h.name("v") for _ in range(4)]
     for number, tenant in enumerate(tenants):
         await h.queued(*(f"job-{n}" for n in range(1 + number % 2)), tenant=tenant)
@@ -109,7 +109,7 @@ async def leases_of_many_tenants_are_all_found(h: Harness) -> None:
 
 @rule("LEASE-3")
 async def claims_alone_find_hundreds_of_expired_leases(h: Harness) -> None:
-    """Each claim ends a bounded number of them: enough claims end all, without any reaper."""
+    """Each claim ends a bounded number of them. Enough claims end all, without a reaper."""
     await h.queued(*(f"job-{number}" for number in range(250)), max_attempts=1)
     await h.claim(250)
     await h.advance(LEASE)

@@ -33,17 +33,17 @@ async def states(h: Harness, *ids: str, **where: str) -> list[JobState]:
 
 
 async def leased_of(h: Harness, keys: list[JobKey]) -> int:
-    """How many of these are leased."""
+    """How many of these jobs are leased."""
     return sum(job is not None and job.state is LEASED for job in await h.store.get(keys))
 
 
 def alike(job: Job) -> Job:
-    """A record without what two jobs never have in common."""
+    """A record without the fields that differ between any two jobs."""
     return replace(job, tenant="", queue="", seq=0, token=0, worker_id="")
 
 
 def alike_events(events: list[Event]) -> list[Event]:
-    """The same for events."""
+    """Events without the fields that differ between any two jobs."""
     return [replace(event, queue="", tenant="", token=0, offset="", worker_id="") for event in events]
 
 
@@ -52,7 +52,7 @@ def alike_events(events: list[Event]) -> list[Event]:
 
 @rule("CLAIM-1")
 async def a_delivered_job_is_leased_as_by_a_claim(h: Harness) -> None:
-    """Token, deadline, attempt, worker and all the rest, for every option of an enqueue."""
+    """Token, deadline, attempt, worker and all other fields agree, for every option of an enqueue."""
     async with h.frozen() as f, waiting_worker(f, "worker-with-a-name-of-its-own") as worker:
         for n, whose in enumerate((f.tenant, None)):
             for options in (
@@ -89,7 +89,7 @@ async def a_delivered_job_is_leased_as_by_a_claim(h: Harness) -> None:
 
 @rule("EVENT-1")
 async def the_events_of_a_delivery_are_two_in_order_for_every_reader(h: Harness) -> None:
-    """Read one by one, by tenant or of all, each comes once; the log goes on behind them."""
+    """Read one by one, by tenant or for all, each is returned once. The log continues behind them."""
     async with waiting_worker(h) as worker:
         await worker.register(3)
         before = await h.store.last_offset()
@@ -110,10 +110,10 @@ async def the_events_of_a_delivery_are_two_in_order_for_every_reader(h: Harness)
 
 @rule("EVENT-2")
 async def deliveries_are_counted_in_the_log(h: Harness) -> None:
-    """Trimming keeps just as many events as it should, also if they came two at a time or one by one."""
+    """Trimming keeps the right number of events, whether they were appended two at a time or one by one."""
     async with h.frozen(keep_events="12") as f, waiting_worker(f) as worker:
         for round_ in range(2):
-            # The newest are completions at first, deliveries then.
+            # The newest events are first completions, then deliveries.
             await worker.register(8)
             for n in range(8):
                 await f.queued(f"{round_}-{n}")
@@ -128,7 +128,7 @@ async def deliveries_are_counted_in_the_log(h: Harness) -> None:
             everything = (await f.store.events(None, None, 500)).events
             kept = [(event.kind, event.job_id) for event in everything if event.tenant == f.tenant]
             expect_equal(len(everything), 12, "events that trimming kept")
-            # The worker was warmed up with jobs of another tenant.
+            # The warm-up of the worker used jobs of another tenant.
             expect_equal(kept, want[-len(kept) :], "the tenant's part of them")
 
 
@@ -149,7 +149,7 @@ async def a_hint_comes_when_a_delivery_made_the_log_grow(h: Harness) -> None:
 
 @rule("STATE-1")
 async def a_delivered_job_is_counted_and_listed_as_leased(h: Harness) -> None:
-    """It never counts, lists or claims as a waiting job; its tenant and queue are known."""
+    """It is never counted, listed or claimed as a waiting job. Its tenant and queue are known."""
     async with waiting_worker(h) as worker:
         tenant = h.name("t")
         await worker.register(1, tenant=tenant)
@@ -174,7 +174,7 @@ async def a_delivered_job_is_counted_and_listed_as_leased(h: Harness) -> None:
 
 @rule("LEASE-1")
 async def a_delivered_job_obeys_its_token(h: Harness) -> None:
-    """Its worker can extend, report, and acknowledge in every way; no other token can."""
+    """With its token, the worker can extend, report, and acknowledge in every way. No other token is accepted."""
     async with waiting_worker(h) as worker:
         for outcome, state in (
             ("complete", JobState.COMPLETED), ("fail", JobState.FAILED), ("retry", JobState.RETRYING),
@@ -200,7 +200,7 @@ async def a_delivered_job_obeys_its_token(h: Harness) -> None:
 
 @rule("LEASE-3")
 async def a_delivered_job_that_is_not_finished_comes_back(h: Harness) -> None:
-    """Its lease is found expired, to the very moment, by the reaper and by any claim, and counts as an attempt."""
+    """The reaper and any claim find its lease expired, to the millisecond. The lease counts as an attempt."""
     async with h.frozen() as f, waiting_worker(f) as worker:
         for by_reaper in (True, False):
             for whose in (f.tenant, None):
@@ -229,7 +229,7 @@ async def a_delivered_job_that_is_not_finished_comes_back(h: Harness) -> None:
 
 @rule("LEASE-3")
 async def a_lease_that_was_delivered_hides_no_shorter_one(h: Harness) -> None:
-    """Of a claimed and a delivered job in one queue, each lease is found at its own time."""
+    """With a claimed and a delivered job in one queue, each lease is found at its own time."""
     for own in (True, False):
         async with h.frozen() as f, waiting_worker(f) as worker:
             whose = f.tenant if own else None
@@ -247,7 +247,7 @@ async def a_lease_that_was_delivered_hides_no_shorter_one(h: Harness) -> None:
 
 @rule("CANCEL-1")
 async def a_delivered_job_can_be_canceled(h: Harness) -> None:
-    """The lease dies with it, its worker gets a hint, and the id is free."""
+    """The lease ends with it, its worker gets a hint, and the id is free."""
     async with waiting_worker(h) as worker:
         await worker.register(2)
         await h.queued("job")

@@ -20,7 +20,7 @@ from holdfast.testing.conformance.waiting_worker import enqueue_elsewhere, waiti
 
 @rule("CLAIM-1")
 async def never_more_is_delivered_than_there_is_room_for(h: Harness) -> None:
-    """At most what a claim asked for and did not get; the rest waits, in order."""
+    """At most as many as a claim asked for and did not get. The rest waits, in order."""
     for whose in (h.tenant, None):
         async with waiting_worker(h) as worker:
             queue = h.name("q")
@@ -43,7 +43,7 @@ async def never_more_is_delivered_than_there_is_room_for(h: Harness) -> None:
 
 @rule("CLAIM-1")
 async def no_more_is_delivered_than_could_start_at_once(h: Harness) -> None:
-    """A prefetched job would wait there while other workers are free, so it is not sent."""
+    """A prefetched job would wait while other workers are free, so it is not sent."""
     for whose in (h.tenant, None):
         for free, waits, want in ((0, 0, 0), (2, 0, 2), (2, 1, 1), (1, 2, 0), (9, 1, 3)):
             async with waiting_worker(h) as worker:
@@ -81,7 +81,7 @@ async def free_room_counts_what_is_on_its_way(h: Harness) -> None:
 
 @rule("CLAIM-1")
 async def the_room_of_a_worker_is_counted_once_over_all_its_queues(h: Harness) -> None:
-    """A registration for several queues is one registration, whichever queue uses it."""
+    """A registration for several queues is one registration, whichever queue uses it up."""
     for whose in (h.tenant, None):
         async with waiting_worker(h) as worker:
             queues = [h.name("q") for _ in range(3)]
@@ -145,10 +145,10 @@ async def a_claim_counts_what_is_on_its_way(h: Harness) -> None:
             claimed = await worker.claim(6, queue=queue, tenant=whose)
             await worker.received(4)
             expect_equal([job.id for job in claimed], ["batch-0", "batch-1"], "a claim of 6 with 4 on their way")
-            # Those are known by now, and count no more.
+            # These have arrived, and no longer count.
             again = await worker.claim(3, queue=queue, tenant=whose)
             expect_equal([job.id for job in again], ["batch-2", "batch-3", "batch-4"], "the next claim")
-            # A registration that was used in part; the worker has received a part of that.
+            # A part of the registration is used, and the worker has received a part of that.
             await worker.claim(4, queue=queue, tenant=whose)
             await worker.register(5, queue=queue, tenant=whose)
             await h.queued("seen", queue=queue)
@@ -161,14 +161,14 @@ async def a_claim_counts_what_is_on_its_way(h: Harness) -> None:
 
 
 def batch_of(h: Harness, queue: str) -> list[NewJob]:
-    """Jobs that come together."""
+    """Enqueue jobs in one batch."""
     stem = h.name("b")
     return [h.new(f"{stem}-{n}", queue=queue) for n in range(5)]
 
 
 @rule("CLAIM-1")
 async def two_workers_get_what_each_has_room_for(h: Harness) -> None:
-    """Of jobs that come while two wait, each gets its own, and none goes to both."""
+    """If two workers wait, each gets jobs of its own, and no job is sent to both."""
     (second,) = await h.handles(1)
     for whose in (h.tenant, None):
         async with waiting_worker(h, "worker-1") as one, waiting_worker(h, "worker-2", second) as two:
@@ -209,7 +209,7 @@ async def a_closed_inbox_is_sent_nothing(h: Harness) -> None:
 
 @rule("CLAIM-1")
 async def jobs_in_flight_arrive_before_the_inbox_closes(h: Harness) -> None:
-    """A worker that leaves gets all that was leased to it, and can give it back."""
+    """A worker that leaves gets all jobs that were leased to it, and can release them."""
     for n in range(3):
         for whose in (h.tenant, None):
             queue = h.name("q")
@@ -227,7 +227,7 @@ async def jobs_in_flight_arrive_before_the_inbox_closes(h: Harness) -> None:
 
 @rule("CLAIM-1")
 async def every_lease_reaches_a_worker_that_leaves_meanwhile(h: Harness) -> None:
-    """Enqueues go on while it leaves: each job was delivered before the end, or waits."""
+    """Jobs are enqueued while it leaves. Each is delivered before the end, or waits."""
     for n in range(5):
         queue = h.name("q")
         async with waiting_worker(h) as worker:
@@ -243,7 +243,7 @@ async def every_lease_reaches_a_worker_that_leaves_meanwhile(h: Harness) -> None
 
 @rule("CLAIM-1")
 async def an_old_registration_is_not_used(h: Harness) -> None:
-    """The worker may be gone by then. Another worker's registration does not make it younger."""
+    """The worker may be gone by then. Another worker's registration does not renew it."""
     (second,) = await h.handles(1)
     for whose in (h.tenant, None):
         for others in ("none", "elsewhere", "here as well"):
@@ -266,7 +266,7 @@ async def an_old_registration_is_not_used(h: Harness) -> None:
 
 @rule("CLAIM-1")
 async def a_registration_lasts_a_while(h: Harness) -> None:
-    """A waiting worker is sent a job some time after its claim; the lease begins with the hand-off."""
+    """A waiting worker can be sent a job some time after its claim. The lease begins with the hand-off."""
     for own in (True, False):
         async with h.frozen() as f, waiting_worker(f) as worker:
             whose = f.tenant if own else None
@@ -282,7 +282,7 @@ async def a_registration_lasts_a_while(h: Harness) -> None:
 
 @rule("CLAIM-3")
 async def a_job_for_a_worker_that_is_gone_goes_to_another(h: Harness) -> None:
-    """Its connection is lost and its registration is left: the next job must not be sent there."""
+    """A worker loses its connection, but its registration remains. The next job must not be sent to it."""
     (second,) = await h.handles(1)
     async with waiting_worker(h, "stays") as stays:
         for whose in (h.tenant, None):

@@ -24,7 +24,7 @@ from holdfast.testing.conformance.waiting_worker import waiting_worker
 
 @rule("CLAIM-5")
 async def nothing_is_delivered_from_a_paused_queue(h: Harness) -> None:
-    """It takes jobs in; they come by a claim when it goes on."""
+    """It accepts jobs. They are claimed after the resume."""
     for whose in (h.tenant, None):
         async with waiting_worker(h) as worker:
             queue = h.name("q")
@@ -42,7 +42,7 @@ async def nothing_is_delivered_from_a_paused_queue(h: Harness) -> None:
 
 @rule("ENQ-5")
 async def a_job_that_is_not_due_is_not_delivered(h: Harness) -> None:
-    """It waits for its time and then for a claim; one whose time has been comes at once."""
+    """It waits for its time and then for a claim. A job whose time is past is delivered at once."""
     for own in (True, False):
         async with h.frozen() as f, waiting_worker(f) as worker:
             whose = f.tenant if own else None
@@ -64,7 +64,7 @@ async def a_job_that_is_not_due_is_not_delivered(h: Harness) -> None:
 
 @rule("CLAIM-2")
 async def nothing_is_delivered_ahead_of_a_job_that_waits(h: Harness) -> None:
-    """One that became due while the worker waited goes first, whatever its priority."""
+    """A job that became due while the worker waited is first, whatever its priority."""
     for own in (True, False):
         async with h.frozen() as f, waiting_worker(f) as worker:
             whose = f.tenant if own else None
@@ -89,7 +89,7 @@ async def nothing_is_delivered_ahead_of_a_job_that_waits(h: Harness) -> None:
 
 @rule("TENANT-2")
 async def a_worker_of_one_tenant_is_never_sent_anothers_job(h: Harness) -> None:
-    """Not even where joined names would collide."""
+    """This holds even if joined names would collide."""
     async with waiting_worker(h) as worker:
         base = h.name("x")
         for (tenant, queue), (other, others_queue) in (
@@ -112,7 +112,7 @@ async def a_worker_of_one_tenant_is_never_sent_anothers_job(h: Harness) -> None:
 
 @rule("TENANT-3")
 async def a_worker_for_all_is_sent_the_jobs_of_its_queues_alone(h: Harness) -> None:
-    """Of every tenant, each under its own name, and of no other queue."""
+    """It gets the jobs of every tenant, each with its own tenant, and of no other queue."""
     async with waiting_worker(h) as worker:
         queue = h.name("q")
         await worker.register(3, tenant=None, queue=queue)
@@ -128,7 +128,7 @@ async def a_worker_for_all_is_sent_the_jobs_of_its_queues_alone(h: Harness) -> N
 
 @rule("TENANT-4")
 async def nothing_is_delivered_ahead_of_the_turns_of_other_tenants(h: Harness) -> None:
-    """While another tenant's job waits in the queue, a new one waits for its turn as well."""
+    """While another tenant's job waits in the queue, a new one waits for its turn, too."""
     for in_the_turns in (False, True):
         async with h.frozen() as f, waiting_worker(f) as worker:
             queue = f.name("q")
@@ -150,7 +150,7 @@ async def nothing_is_delivered_ahead_of_the_turns_of_other_tenants(h: Harness) -
 
 @rule("TENANT-4")
 async def a_worker_for_all_does_not_keep_jobs_from_a_tenants_own(h: Harness) -> None:
-    """Each can be sent what it serves; what is sent to one is not sent to the other."""
+    """Each worker can be sent the jobs that it serves. No job is sent to both."""
     (second,) = await h.handles(1)
     async with waiting_worker(h, "for-all") as common, waiting_worker(h, "own", second) as own:
         await common.register(1, tenant=None)
@@ -168,7 +168,7 @@ async def a_worker_for_all_does_not_keep_jobs_from_a_tenants_own(h: Harness) -> 
 
 @rule("ENQ-2")
 async def an_id_is_unique_also_while_a_worker_waits(h: Harness) -> None:
-    """The second enqueue answers by the state of the first, and nothing is delivered twice."""
+    """The second enqueue answers by the state of the first job, and nothing is delivered twice."""
     async with waiting_worker(h) as worker:
         await worker.register(8)
         await h.queued("job")
@@ -196,7 +196,7 @@ async def an_id_is_unique_also_while_a_worker_waits(h: Harness) -> None:
 
 @rule("ENQ-8")
 async def a_repeated_request_is_delivered_once(h: Harness) -> None:
-    """Whether the request id is the id or not, and also when the job has ended and been forgotten."""
+    """This holds whether or not the request id is the job's id, even after the job was forgotten."""
     for request_id in ("job", "another"):
         async with waiting_worker(h) as worker:
             queue = h.name("q")
@@ -216,7 +216,7 @@ async def a_repeated_request_is_delivered_once(h: Harness) -> None:
 
 @rule("ENQ-3")
 async def keys_hold_also_while_a_worker_waits(h: Harness) -> None:
-    """A key is held by the job that was delivered or waits, and free when its policy says so."""
+    """The job that was delivered or waits holds the key until its policy releases it."""
     async with waiting_worker(h) as worker:
         await worker.register(5)
         for policy, busy in (("until_terminal", True), ("until_started", False), ("forever", True)):
@@ -234,7 +234,7 @@ async def keys_hold_also_while_a_worker_waits(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def quotas_hold_also_while_a_worker_waits(h: Harness) -> None:
-    """Over it nothing is taken in and nothing delivered; running jobs take up no room."""
+    """Over the quota nothing is accepted or delivered. Running jobs need no room."""
     async with waiting_worker(h) as worker:
         for queue, settings in (
             (h.name("q"), TenantSettings(None, max_waiting=1)), (h.queue, TenantSettings(h.queue, max_waiting=1))

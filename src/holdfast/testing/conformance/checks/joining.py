@@ -21,12 +21,12 @@ from holdfast.testing.conformance.rules import rule
 
 
 class Rollback(Exception):
-    """Thrown to roll the caller's transaction back."""
+    """Raised to roll back the caller's transaction."""
 
 
 @rule("ENQ-7")
 async def an_enqueue_joins_the_callers_transaction_or_says_it_cannot(h: Harness) -> None:
-    """Where the store can: both happen or neither. Elsewhere: Unsupported, and nothing was enqueued."""
+    """If the store can join, both happen or neither. Otherwise it raises Unsupported, and nothing is enqueued."""
     if not h.capabilities.transactional_enqueue:
         job = await h.leased()
         try:
@@ -72,7 +72,7 @@ async def _both_or_neither(h: Harness) -> None:
 
 @rule("ENQ-7")
 async def other_outcomes_join_the_callers_transaction_too(h: Harness) -> None:
-    """A failed attempt, a failure for good and a release happen with the caller's changes, or not at all."""
+    """A retry, a failure and a release happen together with the caller's changes, or not at all."""
     outcomes: dict[Outcome, JobState] = {
         "retry": JobState.RETRYING,
         "fail": JobState.FAILED,
@@ -96,12 +96,12 @@ async def other_outcomes_join_the_callers_transaction_too(h: Harness) -> None:
 
 @rule("ENQ-7")
 async def a_worker_hears_of_a_job_when_its_transaction_is_committed(h: Harness) -> None:
-    """And of the end of one: a commit of the caller's is a change like any other, also for other handles."""
+    """The same holds for the end of a job: the caller's commit sends hints to all handles, like any other change."""
     job = await h.leased()
     other = (await h.handles(2))[1]
     with h.listening(other) as hints:
         async with h.begin() as connection:
-            while not any(signal.queue for signal in hints.signals):  # Until it hears what others do.
+            while not any(signal.queue for signal in hints.signals):  # Until it gets the hints of other handles.
                 await h.queued(h.name("probe"), queue=h.name("q"))
                 await asyncio.sleep(0.02)
             await h.store.enqueue([h.new("joined")], connection=connection)

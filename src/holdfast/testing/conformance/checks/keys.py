@@ -33,14 +33,14 @@ TTL = IdempotencyKey("once", "ttl", MINUTE)
 
 
 async def expect_held(h: Harness, by: str, state: JobState | None, key: IdempotencyKey, **fields: object) -> None:
-    """An enqueue with the key must return the job that holds it."""
+    """Fail unless an enqueue with the key returns the job that holds it."""
     async with h.no_event("by a duplicate of a key"):
         answer = await h.enqueue(h.name("late"), idempotency=key, **fields)
         expect_equal(answer, Duplicate(by, state), f"enqueue with a key that {by!r} holds")
 
 
 async def expect_free(h: Harness, key: IdempotencyKey, why: str, **fields: object) -> str:
-    """An enqueue with the key must be queued; the id of the new holder."""
+    """Fail unless an enqueue with the key makes a job. Returns the id of the new holder."""
     id = h.name("next")
     expect_equal(await h.enqueue(id, idempotency=key, **fields), Queued(id, JobState.READY), f"enqueue {why}")
     return id
@@ -48,7 +48,7 @@ async def expect_free(h: Harness, key: IdempotencyKey, why: str, **fields: objec
 
 @rule("ENQ-3")
 async def a_second_enqueue_with_the_key_returns_the_first_job(h: Harness) -> None:
-    """With the id and the state of the first, and its payload untouched, under every policy."""
+    """It returns the first job's id and state, and leaves its payload as it is, under every policy."""
     policies: tuple[KeyPolicy, ...] = ("until_terminal", "until_started", "ttl", "forever")
     for policy in policies:
         key = IdempotencyKey(policy, policy, HOUR)
@@ -60,7 +60,7 @@ async def a_second_enqueue_with_the_key_returns_the_first_job(h: Harness) -> Non
 
 @rule("ENQ-3")
 async def a_key_is_scoped_by_tenant_queue_and_job_type(h: Harness) -> None:
-    """The same key elsewhere is another key."""
+    """The same key in another scope is another key."""
     await h.queued("first", idempotency=ONCE)
     scopes = ({"tenant": h.other}, {"queue": h.name("q")}, {"type": "another"})
     for fields in scopes:
@@ -71,7 +71,7 @@ async def a_key_is_scoped_by_tenant_queue_and_job_type(h: Harness) -> None:
 
 @rule("ENQ-3")
 async def a_key_is_held_until_the_job_ends(h: Harness) -> None:
-    """The default: through retries, releases and expired leases, until completed, failed or canceled."""
+    """This is the default: it is held over retries, releases and expired leases, until the job ends."""
     queue = h.name("q")
     await h.queued("first", queue=queue, idempotency=ONCE, delay_ms=DELAY, max_attempts=10)
     await expect_held(h, "first", JobState.SCHEDULED, ONCE, queue=queue)
@@ -95,7 +95,7 @@ async def a_key_is_held_until_the_job_ends(h: Harness) -> None:
 
 @rule("ENQ-3")
 async def every_end_of_the_job_frees_its_key(h: Harness) -> None:
-    """Completed, failed for good, out of attempts, out of leases, canceled while waiting or running."""
+    """The ends are: completed, failed, out of attempts, out of leases, canceled while waiting or running."""
     for end in ("complete", "fail", "retry", "expire", "cancel waiting", "cancel running"):
         queue = h.name("q")
         await h.queued("first", queue=queue, idempotency=ONCE, max_attempts=1)
@@ -114,7 +114,7 @@ async def every_end_of_the_job_frees_its_key(h: Harness) -> None:
 
 @rule("ENQ-3")
 async def a_key_until_started_is_free_once_the_job_runs(h: Harness) -> None:
-    """Held while the job waits, free from the claim on; the first job does not take it back."""
+    """It is held while the job waits and free from the claim on. The first job does not take it again."""
     await h.queued("first", idempotency=STARTED, delay_ms=DELAY, priority=9)
     await expect_held(h, "first", JobState.SCHEDULED, STARTED)
     await h.advance(DELAY)
@@ -133,7 +133,7 @@ async def a_key_until_started_is_free_once_the_job_runs(h: Harness) -> None:
 
 @rule("ENQ-3")
 async def a_key_for_a_time_outlives_the_job(h: Harness) -> None:
-    """It answers with the result while that is kept, then without a state, and is free when its time is over."""
+    """It answers with the result while that is kept, then without a state. It is free when its time is over."""
     async with h.frozen() as f:
         await f.queued("first", idempotency=TTL, result_ttl_ms=20 * SECOND)
         h.accepted(await f.complete(await f.claim_one("first"), b"1"), JobState.COMPLETED)
@@ -153,7 +153,7 @@ async def a_key_for_a_time_outlives_the_job(h: Harness) -> None:
 
 @rule("ENQ-3")
 async def a_key_for_a_time_is_free_afterwards_although_the_job_waits(h: Harness) -> None:
-    """The time alone decides, also when the job has not run yet."""
+    """Only the time decides, even if the job has not run yet."""
     await h.queued("first", idempotency=TTL, delay_ms=HOUR)
     await h.advance(MINUTE)
     second = await expect_free(h, TTL, "with a key whose time is over")
@@ -163,7 +163,7 @@ async def a_key_for_a_time_is_free_afterwards_although_the_job_waits(h: Harness)
 
 @rule("ENQ-3")
 async def a_key_for_ever_outlives_the_job(h: Harness) -> None:
-    """It says duplicate with the state while the job is known, and without one afterwards."""
+    """It answers duplicate, with the state while the job is kept, and without one afterwards."""
     for end in ("fail", "cancel", "purge", "forget"):
         queue = h.name("q")
         job = await h.leased("first", queue=queue, idempotency=FOREVER, result_ttl_ms=MINUTE)
@@ -186,7 +186,7 @@ async def a_key_for_ever_outlives_the_job(h: Harness) -> None:
 
 @rule("ENQ-3")
 async def the_id_is_looked_at_first_then_the_key(h: Harness) -> None:
-    """An id that is there answers, whatever its key; and the key of a refused enqueue is not taken."""
+    """An existing id answers, whatever its key. The key of a duplicate enqueue is not taken."""
     await h.queued("one", idempotency=IdempotencyKey("k1"))
     await h.queued("two", idempotency=IdempotencyKey("k2"))
     answer = await h.enqueue("two", idempotency=IdempotencyKey("k1"))
@@ -201,7 +201,7 @@ async def the_id_is_looked_at_first_then_the_key(h: Harness) -> None:
 
 @rule("ENQ-3")
 async def a_refused_enqueue_binds_no_key(h: Harness) -> None:
-    """Over the quota nothing is bound, so the key is free when there is room."""
+    """A refusal by the quota takes no key, so the key is free when there is room."""
     await h.store.set_tenant(h.tenant, TenantSettings(h.queue, max_waiting=1))
     await h.queued("full")
     for key in (ONCE, STARTED, TTL, FOREVER):
@@ -215,7 +215,7 @@ async def a_refused_enqueue_binds_no_key(h: Harness) -> None:
 
 @rule("ENQ-3")
 async def a_fresh_job_takes_the_key_of_the_one_it_replaces(h: Harness) -> None:
-    """A canceled or failed id enqueued afresh with its own key is queued, and holds the key."""
+    """A canceled or failed id can be enqueued again with its own key. The new job holds the key."""
     for policy in ("until_terminal", "forever"):
         key = IdempotencyKey("once", policy)
         for state in (JobState.CANCELED, JobState.FAILED):
@@ -227,7 +227,7 @@ async def a_fresh_job_takes_the_key_of_the_one_it_replaces(h: Harness) -> None:
 
 @rule("ENQ-3")
 async def the_end_of_a_job_frees_no_key_that_is_anothers_by_now(h: Harness) -> None:
-    """Only the holder gives a key back: an older job of the same key does not."""
+    """Only the holder releases a key. An older job of the same key does not."""
     queue = h.name("q")
     first = await h.leased("first", queue=queue, idempotency=STARTED)
     second = await expect_free(h, ONCE, "with a key that was free from the start of its job on", queue=queue)
@@ -239,7 +239,7 @@ async def the_end_of_a_job_frees_no_key_that_is_anothers_by_now(h: Harness) -> N
 
 @rule("ENQ-3")
 async def jobs_that_complete_together_free_their_own_keys_alone(h: Harness) -> None:
-    """Of three in one call, one holds its key to the end, one for a time, and one has lost it to another."""
+    """In one call, one job holds its key to the end, one for a time, and one has lost it to another job."""
     own, timed, lost = [
         await h.leased(id_, queue=h.name("q"), idempotency=key)
         for id_, key in (("own", ONCE), ("timed", TTL), ("lost", STARTED))
@@ -257,7 +257,7 @@ async def jobs_that_complete_together_free_their_own_keys_alone(h: Harness) -> N
 
 @rule("ENQ-3")
 async def a_replay_takes_its_key_again(h: Harness) -> None:
-    """A replayed job holds its `until_terminal` key as at first, and frees it when it ends."""
+    """A replayed job holds its `until_terminal` key again, and releases it when it ends."""
     failed = await h.job_in(JobState.FAILED, idempotency=ONCE)
     expect_a(await h.replay(failed.key), Replayed, "replay")
     await expect_held(h, "job", JobState.READY, ONCE, queue=failed.queue)
@@ -267,7 +267,7 @@ async def a_replay_takes_its_key_again(h: Harness) -> None:
 
 @rule("ENQ-3")
 async def a_replay_is_refused_while_another_job_holds_its_key(h: Harness) -> None:
-    """With that reason, and nothing changed; it goes through once the other has ended."""
+    """The refusal names the reason and changes nothing. The replay succeeds when the other job has ended."""
     failed = await h.job_in(JobState.FAILED, idempotency=ONCE)
     holder = await expect_free(h, ONCE, "with the key of a failed job", queue=failed.queue)
     async with h.no_event("by a refused replay"):
@@ -281,7 +281,7 @@ async def a_replay_is_refused_while_another_job_holds_its_key(h: Harness) -> Non
 
 @rule("ENQ-3")
 async def of_concurrent_enqueues_with_one_key_exactly_one_is_queued(h: Harness) -> None:
-    """Different ids, one key, several handles: one job, and every answer names it."""
+    """Different ids, one key, several handles: there is one job, and every answer names it."""
     stores = await h.handles(4)
     calls = [stores[n % 4].enqueue([h.new(f"job-{n}", idempotency=ONCE)]) for n in range(16)]
     answers = [answer for batch in await asyncio.gather(*calls) for answer in batch]
@@ -294,7 +294,7 @@ async def of_concurrent_enqueues_with_one_key_exactly_one_is_queued(h: Harness) 
 
 @rule("ENQ-3")
 async def of_concurrent_replays_with_one_key_exactly_one_goes_through(h: Harness) -> None:
-    """Dead letters that had one key in turn, replayed from several handles at once: one holds it again."""
+    """Dead letters that had the same key in turn are replayed from several handles at once. One holds it again."""
     stores = await h.handles(4)
     for _ in range(5):
         queue = h.name("q")

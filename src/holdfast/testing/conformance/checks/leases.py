@@ -1,4 +1,4 @@
-"""LEASE: who may still speak for a job, and until when."""
+"""LEASE: which worker may acknowledge a job, and until when."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LED_TO: dict[Outcome, JobState] = {
 
 
 async def acknowledge(h: Harness, job: Job, verb: str, token: int | None = None) -> object:
-    """Any of the six things that need a token."""
+    """Make one of the six calls that need a token."""
     if verb == "extend":
         return await h.extend(job, token=token)
     if verb == "progress":
@@ -32,7 +32,7 @@ async def acknowledge(h: Harness, job: Job, verb: str, token: int | None = None)
 async def all_refused(
     h: Harness, job: Job, why: type[HoldfastError], what: str, *, token: int | None = None, but: str = ""
 ) -> None:
-    """Every acknowledgement is refused with this error, names the job, and changes nothing."""
+    """Fail unless every acknowledgement is refused with this error, which names the job, and changes nothing."""
     before = await h.find(job.key)
     async with h.no_event(f"by refused acknowledgements, {what}", tenant=job.tenant):
         for verb in (*OUTCOMES, "extend", "progress"):
@@ -49,7 +49,7 @@ async def all_refused(
 
 @rule("LEASE-1")
 async def a_job_that_is_not_there_answers_job_not_found(h: Harness) -> None:
-    """Never enqueued, purged, or forgotten."""
+    """A job that was never enqueued, was purged, or is forgotten."""
     job = await h.leased(result_ttl_ms=10 * SECOND)
     never = await h.leased()
     never.id = "never-enqueued"
@@ -64,7 +64,7 @@ async def a_job_that_is_not_there_answers_job_not_found(h: Harness) -> None:
 
 @rule("LEASE-1")
 async def a_token_that_is_not_the_last_one_granted_is_lost(h: Harness) -> None:
-    """An older one, one never granted, none at all: in every state of the job."""
+    """An older token, one never granted, or none at all, in every state of the job."""
     job = await h.leased()
     for token in (0, -1, job.token - 1, job.token + 1, job.token + 1000):
         await all_refused(h, job, LeaseLost, f"with token {token - job.token:+} beside the granted one", token=token)
@@ -84,7 +84,7 @@ async def a_token_that_is_not_the_last_one_granted_is_lost(h: Harness) -> None:
 
 @rule("LEASE-1")
 async def the_same_outcome_again_gets_the_first_answer_again(h: Harness) -> None:
-    """Also past the deadline and after the job moved on, with no second event and no change."""
+    """This holds past the deadline and in later states of the job, without a second event or a change."""
     for outcome in OUTCOMES:
         job = await h.leased(lease_ms=LEASE, result_ttl_ms=HOUR)
         first = await h.finish(job, outcome, error=BOOM, delay_ms=0)
@@ -99,7 +99,7 @@ async def the_same_outcome_again_gets_the_first_answer_again(h: Harness) -> None
 
 @rule("LEASE-1")
 async def the_first_answer_is_kept_also_when_it_was_the_last_attempt(h: Harness) -> None:
-    """A retry that ended the job says failed both times; a delayed release says scheduled both times."""
+    """A retry that ended the job answers failed both times. A delayed release answers scheduled both times."""
     job = await h.leased(max_attempts=1)
     for _ in range(2):
         h.accepted(await h.retry(job), JobState.FAILED)
@@ -115,7 +115,7 @@ async def the_first_answer_is_kept_also_when_it_was_the_last_attempt(h: Harness)
 
 @rule("LEASE-1")
 async def one_acknowledgement_twice_in_a_batch_counts_once(h: Harness) -> None:
-    """A client that sends again what it did not hear about gets both answers, and one event is made."""
+    """A client that repeats an outcome without an answer gets both answers, and there is one event."""
     job = await h.leased()
     answers = await h.store.finish([Finish(job.key, job.token, "retry", error=BOOM)] * 3)
     for answer in answers:
@@ -126,7 +126,7 @@ async def one_acknowledgement_twice_in_a_batch_counts_once(h: Harness) -> None:
 
 @rule("LEASE-1")
 async def a_canceled_job_answers_job_canceled(h: Harness) -> None:
-    """To the holder of the lease that died with it, also past its deadline; not to older tokens."""
+    """The holder of the lease that ended with it gets this answer, even past its deadline. Older tokens do not."""
     job = await h.job_in(JobState.CANCELED)
     await all_refused(h, job, JobCanceled, "the job being canceled")
     await h.advance(2 * LEASE)
@@ -135,12 +135,14 @@ async def a_canceled_job_answers_job_canceled(h: Harness) -> None:
     h.accepted(await h.release(released), JobState.READY)
     await h.cancel(released.key)
     await all_refused(h, released, JobCanceled, "the job having been released, then canceled", but="release")
-    h.accepted(await h.release(released), JobState.READY)  # The first answer again comes before canceled.
+    h.accepted(
+        await h.release(released), JobState.READY
+    )  # A repeated outcome gets its first answer rather than canceled.
 
 
 @rule("LEASE-1")
 async def a_token_spent_on_another_outcome_is_lost(h: Harness) -> None:
-    """What was acknowledged one way cannot be acknowledged another way."""
+    """A job that was acknowledged with one outcome refuses another one."""
     for outcome in OUTCOMES:
         job = await h.leased()
         h.accepted(await h.finish(job, outcome, error=BOOM), LED_TO[outcome])
@@ -149,7 +151,7 @@ async def a_token_spent_on_another_outcome_is_lost(h: Harness) -> None:
 
 @rule("LEASE-1")
 async def at_the_deadline_an_acknowledgement_is_too_late(h: Harness) -> None:
-    """One millisecond before it is accepted; at it, past it, and once reaped it gets LeaseExpired."""
+    """One millisecond before, it is accepted. At the deadline, past it, and after reaping it gets LeaseExpired."""
     verbs: tuple[str, ...] = (*OUTCOMES, "extend", "progress")
     async with h.frozen() as f:
         for verb in verbs:
@@ -174,7 +176,7 @@ async def at_the_deadline_an_acknowledgement_is_too_late(h: Harness) -> None:
 
 @rule("LEASE-1")
 async def progress_is_recorded_for_the_holder(h: Harness) -> None:
-    """With the current token; the next attempt starts without it."""
+    """It needs the current token. The next attempt starts without progress."""
     job = await h.leased()
     expect_a(await h.report(job, 0.25), Reported, "report")
     expect_a(await h.report(job, 0.75), Reported, "report")
@@ -188,7 +190,7 @@ async def progress_is_recorded_for_the_holder(h: Harness) -> None:
 
 @rule("LEASE-1")
 async def a_lease_taken_over_through_another_handle_is_lost(h: Harness) -> None:
-    """What a process remembers of its own leases does not count: the store decides."""
+    """A process's cache of its leases does not count: the store decides."""
     job = await h.leased(lease_ms=LEASE)
     other = (await h.handles(2))[1]
     await h.advance(LEASE)
@@ -207,7 +209,7 @@ async def a_lease_taken_over_through_another_handle_is_lost(h: Harness) -> None:
 
 @rule("LEASE-1")
 async def a_call_under_a_lease_that_is_over_starts_nothing(h: Harness) -> None:
-    """Enqueues and replays for a job that leads others: refused as its acknowledgements are, however late they come."""
+    """Enqueues and replays under a job's lease are refused like its acknowledgements, however late they are."""
     for end, why in _ENDS.items():
         leader = await h.leased()
         under, dead = Lease(leader.key, leader.token), await h.job_in(JobState.FAILED)
@@ -276,7 +278,7 @@ _ENDS: dict[Callable[[Harness, Job], Awaitable[None]], type[HoldfastError]] = {
 
 @rule("LEASE-2")
 async def extending_sets_the_later_of_both_deadlines(h: Harness) -> None:
-    """max(current deadline, now + duration): never shorter; the token stays; the answer says deadline and now."""
+    """The deadline is max(current, now + duration). The token stays. The answer has the deadline and now."""
     async with h.frozen() as f:
         job = await f.leased(lease_ms=LEASE)
         start = await f.now()
@@ -293,7 +295,7 @@ async def extending_sets_the_later_of_both_deadlines(h: Harness) -> None:
 
 @rule("LEASE-2")
 async def an_extended_lease_lives_until_its_new_deadline(h: Harness) -> None:
-    """Neither the reaper nor a claim ends it at the old one; both do at the new one."""
+    """Neither the reaper nor a claim ends it at the old deadline. Both do at the new one."""
     async with h.frozen() as f:
         job = await f.leased(lease_ms=LEASE)
         await f.advance(LEASE - 1)
@@ -308,7 +310,7 @@ async def an_extended_lease_lives_until_its_new_deadline(h: Harness) -> None:
 
 @rule("LEASE-2")
 async def an_expired_lease_is_never_brought_back(h: Harness) -> None:
-    """Not at its deadline, not past it, not even if no worker has claimed the job since."""
+    """Neither at its deadline nor past it, even if no worker has claimed the job since."""
     job = await h.leased(lease_ms=LEASE)
     await h.advance(LEASE)
     for _ in range(2):
@@ -328,7 +330,7 @@ async def an_expired_lease_is_never_brought_back(h: Harness) -> None:
 
 @rule("LEASE-5")
 async def the_token_grows_with_every_lease_of_a_job(h: Harness) -> None:
-    """Through retry, release, expiry, replay, and when the id starts a new life after cancel, purge or forgetting."""
+    """Over retry, release, expiry and replay, and in a new life of the id after cancel, purge or forgetting."""
     queue = h.name("q")
     key = h.key("job", queue=queue)
     tokens: list[int] = []
@@ -367,7 +369,7 @@ async def the_token_grows_with_every_lease_of_a_job(h: Harness) -> None:
 
 @rule("LEASE-5")
 async def no_two_leases_share_a_token(h: Harness) -> None:
-    """One counter: over jobs, queues, tenants and handles, in the order of the claims."""
+    """One counter serves all jobs, queues, tenants and handles, in the order of the claims."""
     tokens: list[int] = []
     for store in await h.handles(3):
         for tenant in (h.tenant, h.other):

@@ -11,7 +11,7 @@ from holdfast.testing.conformance.waiting_worker import waiting_worker
 
 
 async def expect_numbered(h: Harness, *keys: JobKey) -> None:
-    """The events of each job count from 1 in each of its lives, and its record has the number of the last."""
+    """Fail unless each job's events count from 1 in each of its lives, and its record has the last number."""
     for key in keys:
         history = await h.history(key)
         want: list[int] = []
@@ -25,7 +25,7 @@ async def expect_numbered(h: Harness, *keys: JobKey) -> None:
 
 @rule("EVENT-1")
 async def every_kind_of_event_takes_the_next_number_of_its_job(h: Harness) -> None:
-    """Each transition in turn, by calls with one job, over several lives of one id."""
+    """Each transition is made by a call with one job, over several lives of one id."""
     async with h.frozen(events="all") as f:
         key = f.key("job")
 
@@ -83,7 +83,7 @@ async def every_kind_of_event_takes_the_next_number_of_its_job(h: Harness) -> No
 
 @rule("EVENT-1")
 async def in_a_batch_each_job_has_its_own_number(h: Harness) -> None:
-    """Jobs that have come to different numbers are claimed, renewed, ended, replayed and purged in one call."""
+    """Jobs with different numbers are claimed, extended, ended, replayed and purged in one call."""
     async with h.frozen(events="all") as f:
         ids = [f"job-{n}" for n in range(6)]
         keys = [f.key(id) for id in ids]
@@ -117,7 +117,7 @@ async def in_a_batch_each_job_has_its_own_number(h: Harness) -> None:
 
 @rule("EVENT-1")
 async def the_events_of_a_batch_keep_their_numbers_when_they_are_read_apart(h: Harness) -> None:
-    """One at a time, from the middle of a batch, and by tenant."""
+    """They are read one at a time, from the middle of a batch, and by tenant."""
     ids = [f"job-{n}" for n in range(5)]
     before = await h.store.last_offset()
     await h.queued(*ids)
@@ -140,7 +140,7 @@ async def the_events_of_a_batch_keep_their_numbers_when_they_are_read_apart(h: H
 
 @rule("EVENT-1")
 async def a_job_that_another_handle_renewed_completes_with_the_next_number(h: Harness) -> None:
-    """Whatever a handle remembers of what it leased, the number is that of the record."""
+    """The number is that of the record, whatever a handle has cached for the lease."""
     async with h.frozen(events="all") as f:
         mine = [await f.leased(f"job-{n}") for n in range(3)]
         for handle in await f.handles(2):
@@ -152,7 +152,7 @@ async def a_job_that_another_handle_renewed_completes_with_the_next_number(h: Ha
 
 @rule("EVENT-1")
 async def what_makes_no_event_takes_no_number(h: Harness) -> None:
-    """Renewals and progress where they are not logged, refusals, repeated acknowledgements."""
+    """Extensions and progress that are not logged, refusals, and repeated acknowledgements."""
     job = await h.leased()
     await h.extend(job)
     await h.report(job)
@@ -169,7 +169,7 @@ async def what_makes_no_event_takes_no_number(h: Harness) -> None:
 
 @rule("EVENT-1")
 async def a_delivered_job_is_claimed_with_its_second_event(h: Harness) -> None:
-    """The enqueue and the claim of one step have two numbers, and what follows goes on from there."""
+    """The enqueue and the claim of a hand-off have two numbers, and later events continue from there."""
     async with waiting_worker(h) as worker:
         await worker.register(2)
         for id in ("a", "b"):
@@ -183,7 +183,7 @@ async def a_delivered_job_is_claimed_with_its_second_event(h: Harness) -> None:
 
 @rule("EVENT-1")
 async def a_forgotten_job_starts_again_at_one(h: Harness) -> None:
-    """Whether its record has been removed yet or not."""
+    """This holds whether or not its record was removed already."""
     for pruned in (True, False):
         job = await h.job_in(JobState.COMPLETED, result_ttl_ms=HOUR)
         await h.advance(HOUR)

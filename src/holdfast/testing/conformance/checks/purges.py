@@ -13,11 +13,11 @@ from holdfast.testing.conformance.harness import Harness
 from holdfast.testing.conformance.rules import rule
 
 SHARDS_MET = 100
-"""A purge drops old counts of its own shard: this many tenants are in all of them, as good as certainly."""
+"""A purge drops old counts only of its own shard. With this many tenants, each shard almost certainly has one."""
 
 
 async def count_of(h: Harness, tenant: str) -> PurgeCount | None:
-    """What the store has counted for a tenant."""
+    """The store's count for a tenant."""
     try:
         page = await h.store.purge_counts(tenant)
     except Unsupported as refused:
@@ -27,12 +27,12 @@ async def count_of(h: Harness, tenant: str) -> PurgeCount | None:
 
 
 async def purged(h: Harness, tenant: str) -> list[Event]:
-    """The purges in a tenant's log since the check began."""
+    """The purges in a tenant's log since the start of the check."""
     return [event for event in await h.events(tenant) if event.kind == "purged"]
 
 
 async def expect_counted(h: Harness, count: int, *, tenant: str = "") -> None:
-    """A tenant has had this many purges: its log numbers them, and the store has the last number."""
+    """Fail unless the tenant had this many purges: its log numbers them, and the store has the last number."""
     tenant = tenant or h.tenant
     events = await purged(h, tenant)
     expect_equal(
@@ -46,7 +46,7 @@ async def expect_counted(h: Harness, count: int, *, tenant: str = "") -> None:
 
 
 async def ended(h: Harness, *ids: str, tenant: str = "") -> list[JobKey]:
-    """Canceled jobs of a tenant."""
+    """Make canceled jobs of a tenant."""
     await h.queued(*ids, tenant=tenant or None)
     keys = [h.key(id, tenant=tenant or None) for id in ids]
     for key in keys:
@@ -56,7 +56,7 @@ async def ended(h: Harness, *ids: str, tenant: str = "") -> list[JobKey]:
 
 @rule("EVENT-1")
 async def purges_are_counted_by_tenant(h: Harness) -> None:
-    """One by one, in a batch, and in one call for two tenants; a new life of an id counts like any other."""
+    """One by one, in a batch, and in one call for two tenants. A new life of an id counts like any other."""
     await expect_counted(h, 0)
     (a,) = await ended(h, "a")
     expect_equal(await h.purge(a), "purged", "purge of a canceled job")
@@ -77,7 +77,7 @@ async def purges_are_counted_by_tenant(h: Harness) -> None:
 
 @rule("EVENT-1")
 async def what_is_not_purged_is_not_counted(h: Harness) -> None:
-    """Refused purges, one job named twice, what is replaced, and what is forgotten after its retention."""
+    """Refused purges, a job named twice, replaced jobs, and jobs forgotten after their retention."""
     (key,) = await ended(h, "job")
     waiting, missing = h.key("waiting"), h.key("missing")
     await h.queued("waiting", delay_ms=HOUR)
@@ -110,7 +110,7 @@ async def purges_from_several_handles_have_one_order(h: Harness) -> None:
 
 @rule("EVENT-1")
 async def counts_of_purges_come_in_pages(h: Harness) -> None:
-    """All tenants that have one, the page as small as it may be."""
+    """They list all tenants that have a count, with any page size."""
     await count_of(h, h.tenant)
     tenants = [h.name("t") for _ in range(5)]
     for n, tenant in enumerate(tenants, 1):
@@ -125,7 +125,7 @@ async def counts_of_purges_come_in_pages(h: Harness) -> None:
 
 @rule("EVENT-1")
 async def an_old_count_of_purges_is_dropped_and_begins_anew(h: Harness) -> None:
-    """With another series, so that the numbers are not mistaken for those of the old one."""
+    """The new count has another series, so its numbers are not taken for those of the old one."""
     async with h.frozen() as f:
         await f.store.purge([Purge(key) for key in await ended(f, "a", "b")])
         await f.advance(PURGE_COUNT_MS)

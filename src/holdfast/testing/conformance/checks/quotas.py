@@ -13,13 +13,13 @@ from holdfast.testing.conformance.rules import rule
 
 
 async def limit(h: Harness, most: int, *, queue: str | None) -> None:
-    """Set a quota on one queue of the tenant, or on all together."""
+    """Set a quota on one queue of the tenant, or on all its queues together."""
     await h.store.set_tenant(h.tenant, TenantSettings(queue, max_waiting=most))
 
 
 @rule("TENANT-5")
 async def over_the_quota_an_enqueue_is_refused_and_nothing_is_half_done(h: Harness) -> None:
-    """The refusal says how many are waiting; no record, no event, no key is left of it."""
+    """The refusal says how many jobs wait. It leaves no record, no event and no key."""
     await limit(h, 3, queue=h.queue)
     await h.queued("a", "b")
     await h.queued("c", delay_ms=HOUR)  # A scheduled job is a waiting one.
@@ -36,7 +36,7 @@ async def over_the_quota_an_enqueue_is_refused_and_nothing_is_half_done(h: Harne
 
 @rule("TENANT-5")
 async def a_batch_is_taken_as_far_as_the_quota_goes(h: Harness) -> None:
-    """Item by item: what fits is queued, duplicates answer so, the rest is refused."""
+    """Item by item: what fits is queued, duplicates are answered, the rest is refused."""
     await limit(h, 2, queue=h.queue)
     answers = await h.store.enqueue([h.new(id) for id in ("a", "b", "c", "a", "d")])
     kinds = [type(answer) for answer in answers]
@@ -46,7 +46,7 @@ async def a_batch_is_taken_as_far_as_the_quota_goes(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def a_quota_of_the_tenant_bounds_all_its_queues_together(h: Harness) -> None:
-    """Without a queue's name it counts over all queues, and binds no other tenant."""
+    """Without a queue's name it counts over all queues. It does not apply to other tenants."""
     await limit(h, 3, queue=None)
     queues = [h.name("q") for _ in range(3)]
     for queue in queues:
@@ -61,7 +61,7 @@ async def a_quota_of_the_tenant_bounds_all_its_queues_together(h: Harness) -> No
 
 @rule("TENANT-5")
 async def retries_releases_and_expiry_are_never_refused_by_a_quota(h: Harness) -> None:
-    """What is running may come back although the queue is full."""
+    """A running job may wait again although the queue is full."""
     await limit(h, 2, queue=h.queue)
     await h.queued("a", "b")
     a, b = await h.claim(2)
@@ -81,7 +81,7 @@ async def retries_releases_and_expiry_are_never_refused_by_a_quota(h: Harness) -
 
 @rule("TENANT-5")
 async def a_replay_is_refused_by_a_quota(h: Harness) -> None:
-    """A dead letter stays one while the queue is full, and can be replayed when there is room."""
+    """A dead letter cannot be replayed while the queue is full, but when there is room."""
     queue = h.name("q")
     job = await h.leased("dead", queue=queue)
     h.accepted(await h.fail(job), JobState.FAILED)
@@ -97,7 +97,7 @@ async def a_replay_is_refused_by_a_quota(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def a_quota_can_be_raised_lowered_and_read(h: Harness) -> None:
-    """Setting one thing leaves the others; a lower quota takes nothing away; the tenant's own come first."""
+    """A setting leaves the others as they are. A lower quota removes no jobs. The tenant's own are listed first."""
     await limit(h, 1, queue=h.queue)
     await h.store.set_tenant(h.tenant, TenantSettings(h.queue, weight=2.0))
     await h.store.set_tenant(h.tenant, TenantSettings(weight=3.0))
@@ -117,7 +117,7 @@ async def a_quota_can_be_raised_lowered_and_read(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def settings_that_are_not_named_stay_as_they_are(h: Harness) -> None:
-    """A new quota leaves the weight alone, and the other way round, for the tenant and for a queue."""
+    """A new quota does not change the weight, nor a new weight the quota, for the tenant and for a queue."""
     for queue in (None, h.queue):
         for new, want in (
             (TenantSettings(queue, weight=2.0), TenantSettings(queue, 2.0)),
@@ -131,7 +131,7 @@ async def settings_that_are_not_named_stay_as_they_are(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def concurrent_enqueues_do_not_get_around_a_quota(h: Harness) -> None:
-    """An exact quota never overshoots; where the store says otherwise, by no more than was in flight."""
+    """An exact quota is never exceeded. Another one, as the store declares, only by the jobs in flight."""
     most, flights = 5, 20
     await limit(h, most, queue=h.queue)
     stores = await h.handles(4)
@@ -148,7 +148,7 @@ async def concurrent_enqueues_do_not_get_around_a_quota(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def a_batch_over_several_queues_heeds_the_quota_of_each(h: Harness) -> None:
-    """Wherever in the batch a queue with a quota comes, and whether or not the queue is there yet."""
+    """This holds at any place in the batch, and whether or not the queue exists yet."""
     free, full = h.name("q"), h.name("q")
     await limit(h, 1, queue=full)
     answers = await h.store.enqueue([h.new("a", queue=free), h.new("a", queue=full), h.new("b", queue=full)])
@@ -162,7 +162,7 @@ async def a_batch_over_several_queues_heeds_the_quota_of_each(h: Harness) -> Non
 
 @rule("TENANT-5")
 async def a_set_of_replays_is_taken_as_far_as_the_quota_goes(h: Harness) -> None:
-    """One by one: what fits is replayed, the rest stays failed."""
+    """One by one: the jobs that fit are replayed, the rest stays failed."""
     await h.queued("a", "b", "c")
     for job in await h.claim(3):
         h.accepted(await h.fail(job), JobState.FAILED)
@@ -174,7 +174,7 @@ async def a_set_of_replays_is_taken_as_far_as_the_quota_goes(h: Harness) -> None
 
 @rule("TENANT-5")
 async def jobs_of_other_queues_take_no_room_in_a_queues_own_quota(h: Harness) -> None:
-    """A quota on one queue counts what waits there, and nothing else."""
+    """A quota on one queue counts only the jobs that wait there."""
     await h.queued("x", "y", "z", queue=h.name("q"))
     await h.queued("x", "y", "z", tenant=h.other)
     await h.store.set_tenant(h.tenant, TenantSettings(h.queue, max_waiting=2))
@@ -184,7 +184,7 @@ async def jobs_of_other_queues_take_no_room_in_a_queues_own_quota(h: Harness) ->
 
 
 async def waiting(h: Harness) -> int:
-    """How many jobs of the tenant wait, as the refusal of an enqueue says."""
+    """How many jobs of the tenant wait, by the refusal of an enqueue."""
     await limit(h, 0, queue=None)
     refusal = expect_a(await h.enqueue(h.name("probe")), QuotaExceeded, "enqueue under a quota of 0")
     await limit(h, 1000, queue=None)
@@ -193,7 +193,7 @@ async def waiting(h: Harness) -> int:
 
 @rule("TENANT-5")
 async def a_quota_of_the_tenant_counts_what_waits_whatever_came_before(h: Harness) -> None:
-    """Jobs that waited before it was set, and every way to begin and to stop waiting."""
+    """It counts jobs that waited before it was set, and every way to begin and to stop waiting."""
     queues = [h.name("q") for _ in range(3)]
     for queue in queues:
         await h.queued("a", "b", "c", "d", queue=queue)

@@ -1,4 +1,4 @@
-"""TENANT-3, ENQ-2, ENQ-4, ENQ-6: what a Queue refuses, alike on all stores, and the ids it makes."""
+"""TENANT-3, ENQ-2, ENQ-4, ENQ-6: what a Queue refuses on every store, and the ids it makes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ E = TypeVar("E", bound=HoldfastError)
 
 
 async def refused(call: Awaitable[Any], why: type[E], what: str) -> E:
-    """The call must raise exactly this error; returns it."""
+    """Fail unless the call raises exactly this error. Returns it."""
     try:
         answer = await call
     except why as error:
@@ -30,7 +30,7 @@ async def refused(call: Awaitable[Any], why: type[E], what: str) -> E:
 
 @rule("TENANT-3")
 async def bad_names_are_refused_with_the_reason_and_nothing_is_enqueued(h: Harness) -> None:
-    """Tenants, queues, ids and idempotency keys; what is allowed at the edge goes in."""
+    """Tenants, queues, ids and idempotency keys are checked. The longest allowed names are accepted."""
     for tenant in ("", "a b", "a:b", "-a", "x" * 64, "é", "a\n"):
         try:
             Queue(store=h.store, tenant=tenant)
@@ -51,9 +51,9 @@ async def bad_names_are_refused_with_the_reason_and_nothing_is_enqueued(h: Harne
 
 @rule("ENQ-6")
 async def a_payload_over_the_limit_is_refused_with_its_size(h: Harness) -> None:
-    """`PayloadTooLarge(size, limit)`, and nothing is enqueued; exactly the limit goes in."""
+    """It gets `PayloadTooLarge(size, limit)`, and nothing is enqueued. A payload of exactly the limit is accepted."""
     async with Queue(store=h.store, tenant=h.tenant, name=h.queue) as queue:
-        full = "x" * (PAYLOAD_LIMIT - 2)  # As JSON it has two quotes more.
+        full = "x" * (PAYLOAD_LIMIT - 2)  # JSON adds two quotes.
         async with h.no_event("by a refused payload"):
             error = await refused(queue.enqueue(full + "x", id="large"), PayloadTooLarge, "a byte over the limit")
             expect_equal(error.args, (PAYLOAD_LIMIT + 1, PAYLOAD_LIMIT), "size and limit in the refusal")
@@ -64,7 +64,7 @@ async def a_payload_over_the_limit_is_refused_with_its_size(h: Harness) -> None:
 
 @rule("ENQ-4")
 async def a_batch_that_is_refused_in_part_raises_with_every_ticket(h: Harness) -> None:
-    """None is lost without a word: those over the quota are in the error, beside those that were taken."""
+    """No refusal is silent: the error has the refused tickets beside the accepted ones."""
     async with Queue(store=h.store, tenant=h.tenant, name=h.queue) as queue:
         await h.store.set_tenant(h.tenant, TenantSettings(h.queue, max_waiting=2))
         error = await refused(queue.enqueue_many([{}, {}, {}]), PartlyRefused, "a batch over the quota")
@@ -75,7 +75,7 @@ async def a_batch_that_is_refused_in_part_raises_with_every_ticket(h: Harness) -
 
 @rule("ENQ-2")
 async def generated_ids_are_unique_and_in_the_order_of_time(h: Harness) -> None:
-    """An enqueue without an id gets one, and ids sort in the order in which they were made."""
+    """An enqueue without an id gets one. Ids sort in the order in which they were made."""
     async with Queue(store=h.store, tenant=h.tenant, name=h.queue) as queue:
         tickets = [await queue.enqueue({}) for _ in range(20)]
         tickets += await queue.enqueue_many([{} for _ in range(200)])

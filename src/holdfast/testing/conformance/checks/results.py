@@ -12,10 +12,10 @@ from holdfast.testing.conformance.rules import rule
 
 @rule("RESULT-1")
 async def a_result_is_kept_for_its_ttl_and_then_gone(h: Harness) -> None:
-    """To the millisecond, with the record: get, list and the id itself forget it."""
+    """It ends with the record, to the millisecond: get and list do not return it, and the id is free."""
     async with h.frozen() as f:
         job = await f.leased("job", queue=f.queue, result_ttl_ms=90 * SECOND)
-        await f.advance(10 * SECOND)  # It is counted from the end, not from the start.
+        await f.advance(10 * SECOND)  # The time counts from the end, not from the start.
         now = await f.now()
         h.accepted(await f.finish(job, "complete", result=Result(b"\x00\xff", "msgpack")), JobState.COMPLETED)
         done = await f.get(job.key)
@@ -31,7 +31,7 @@ async def a_result_is_kept_for_its_ttl_and_then_gone(h: Harness) -> None:
 
 @rule("RESULT-1")
 async def a_result_comes_back_as_it_was_given(h: Harness) -> None:
-    """Bytes, codec and reference, also empty and large ones."""
+    """Bytes, codec and reference are returned, also for empty and large results."""
     large, binary = Result(b"x" * 250_000), Result(bytes(range(256)), "raw")
     for result in (Result(b""), Result(b"null"), binary, large, Result(b"", "json", "b/1")):
         job = await h.leased()
@@ -41,7 +41,7 @@ async def a_result_comes_back_as_it_was_given(h: Harness) -> None:
 
 @rule("RESULT-1")
 async def a_result_is_kept_for_an_hour_unless_said_otherwise(h: Harness) -> None:
-    """The default; each job has its own; a completion without a result is kept all the same."""
+    """This is the default. Each job has its own time. A completion without a result is kept, too."""
     by_default, long = await h.leased(), await h.leased(result_ttl_ms=DAY)
     h.accepted(await h.finish(by_default, "complete"), JobState.COMPLETED)
     h.accepted(await h.complete(long, b"2"), JobState.COMPLETED)
@@ -59,7 +59,7 @@ async def a_result_is_kept_for_an_hour_unless_said_otherwise(h: Harness) -> None
 
 @rule("RESULT-1")
 async def the_ttl_of_a_result_can_be_changed_afterwards(h: Harness) -> None:
-    """Longer or shorter, counted from then; only for a job that has ended."""
+    """The new time is longer or shorter and counts from the change. Only an ended job can be changed."""
     async with h.frozen() as f:
         longer = await f.job_in(JobState.COMPLETED, result_ttl_ms=10 * SECOND)
         shorter = await f.job_in(JobState.COMPLETED, result_ttl_ms=DAY)
@@ -84,7 +84,7 @@ async def the_ttl_of_a_result_can_be_changed_afterwards(h: Harness) -> None:
 
 @rule("RESULT-1")
 async def a_change_of_the_ttl_says_what_it_met(h: Harness) -> None:
-    """It is updated for what has ended, not_terminal for what has not, not_found for what is not there."""
+    """It answers updated for an ended job, not_terminal for another one, not_found for none."""
     for state in JobState:
         if state is JobState.BLOCKED:
             continue
@@ -102,7 +102,7 @@ async def a_change_of_the_ttl_says_what_it_met(h: Harness) -> None:
 
 @rule("RESULT-1")
 async def a_result_without_ttl_is_gone_at_once(h: Harness) -> None:
-    """With a TTL of 0 the job completes, and leaves its event alone."""
+    """With a TTL of 0 the job completes, and only its event is left."""
     job = await h.leased(result_ttl_ms=0)
     h.accepted(await h.complete(job), JobState.COMPLETED)
     expect_equal(await h.find(job.key), None, "record of a completed job with a TTL of 0")
@@ -111,7 +111,7 @@ async def a_result_without_ttl_is_gone_at_once(h: Harness) -> None:
 
 @rule("RESULT-1")
 async def a_result_in_a_blob_is_named_when_it_is_forgotten(h: Harness) -> None:
-    """Pruning tells which blobs held the results of the jobs that it forgot, each once."""
+    """Pruning returns the blobs of the results of the jobs that it removed, each once."""
     async with h.frozen(keep_events="1000") as f:
         job = await f.leased(result_ttl_ms=10 * SECOND)
         result = Result(b"", "json", blob="results/abc")
@@ -126,7 +126,7 @@ async def a_result_in_a_blob_is_named_when_it_is_forgotten(h: Harness) -> None:
 
 @rule("RESULT-2")
 async def a_hint_comes_when_a_job_has_ended(h: Harness) -> None:
-    """However it ended, and also through another handle: a waiter needs no polling."""
+    """This holds for every ending, also through another handle. A waiter needs no polling."""
     other = (await h.handles(2))[1]
     with h.listening() as hints, h.listening(other) as far:
         for end in ("complete", "fail", "cancel", "expire"):
@@ -136,7 +136,7 @@ async def a_hint_comes_when_a_job_has_ended(h: Harness) -> None:
                 await h.cancel(job.key)
             elif end == "expire":
                 await h.advance(LEASE)
-                await quiet(job.key, hints, far)  # A shift of the clock hints at everything.
+                await quiet(job.key, hints, far)  # A shift of the clock sends a hint for everything.
                 await h.store.reap(1000, 0.0)
             else:
                 h.accepted(await h.finish(job, end))

@@ -29,7 +29,7 @@ from holdfast.testing.conformance.rules import rule
 
 
 async def prune_all(h: Harness) -> int:
-    """Prune until nothing is left to forget; how many jobs went."""
+    """Prune until nothing is left to remove. Returns how many jobs were removed."""
     jobs = 0
     while True:
         pruned = await h.store.prune(1000)
@@ -40,7 +40,7 @@ async def prune_all(h: Harness) -> int:
 
 @rule("KEEP-1")
 async def a_job_that_has_not_ended_is_never_forgotten(h: Harness) -> None:
-    """Waiting, running or between attempts, for months: each is there and can still complete."""
+    """Jobs that wait, run or are between attempts for months are kept and can still complete."""
     await h.store.pause(h.tenant, h.queue, paused=True)
     await h.queued("paused", result_ttl_ms=0)
     await h.queued("scheduled", delay_ms=90 * DAY, result_ttl_ms=0)
@@ -68,7 +68,7 @@ async def a_job_that_has_not_ended_is_never_forgotten(h: Harness) -> None:
 
 @rule("KEEP-1")
 async def ended_jobs_are_forgotten_after_their_retention_and_not_before(h: Harness) -> None:
-    """Completed with their result, failed after 7 days, canceled after 1, to the millisecond, pruned or not."""
+    """Completed with their result, failed after 7 days, canceled after 1, to the millisecond, whether pruned or not."""
     kept = {JobState.COMPLETED: HOUR, JobState.CANCELED: DAY, JobState.FAILED: 7 * DAY}
     for pruning in (False, True):
         async with h.frozen(keep_events="1000") as f:
@@ -88,7 +88,7 @@ async def ended_jobs_are_forgotten_after_their_retention_and_not_before(h: Harne
 
 @rule("KEEP-1")
 async def the_retention_of_failed_and_canceled_jobs_is_a_setting(h: Harness) -> None:
-    """`keep_failed_s` and `keep_canceled_s` of the store's URL."""
+    """The settings are `keep_failed_s` and `keep_canceled_s` in the store's URL."""
     async with h.frozen(keep_failed_s="100", keep_canceled_s="50") as f:
         failed, canceled = await f.job_in(JobState.FAILED), await f.job_in(JobState.CANCELED)
         lapsed = await f.leased(max_attempts=1)
@@ -106,7 +106,7 @@ async def the_retention_of_failed_and_canceled_jobs_is_a_setting(h: Harness) -> 
 
 @rule("KEEP-1")
 async def a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_be(h: Harness) -> None:
-    """Whatever the retention: a flow knows what became of its steps by their records, and runs what has none."""
+    """For any retention: a flow learns the outcome of its steps from their records, and runs a step without one."""
     async with h.frozen(keep_failed_s="1", keep_canceled_s="1") as f:
         for n, end in enumerate(("fail", "cancel waiting", "cancel running", "expire")):
             fields: dict[str, Any] = {"headers": {FLOW_HEADER: "flow"}, "result_ttl_ms": 10 * DAY, "max_attempts": 1}
@@ -131,7 +131,7 @@ async def a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_
 
 @rule("KEEP-1")
 async def forgetting_makes_no_event_and_a_purge_does(h: Harness) -> None:
-    """Time passing changes nothing in the log."""
+    """The end of a retention makes no event."""
     job, purged = await h.job_in(JobState.COMPLETED), await h.job_in(JobState.COMPLETED)
     expect_equal(await h.purge(purged.key), "purged", "purge")
     expect_equal((await h.kinds(purged.key))[-1], "purged", "last event of a purged job")
@@ -143,7 +143,7 @@ async def forgetting_makes_no_event_and_a_purge_does(h: Harness) -> None:
 
 @rule("KEEP-1")
 async def pruning_is_bounded_and_says_when_more_is_left(h: Harness) -> None:
-    """Up to its limit at a time, and nothing the second time."""
+    """It removes up to its limit at a time, and the second time nothing."""
     async with h.frozen(keep_events="1000") as f:
         await f.queued(*(f"job-{number}" for number in range(25)), result_ttl_ms=10 * SECOND)
         for job in await f.claim(25):
@@ -156,7 +156,7 @@ async def pruning_is_bounded_and_says_when_more_is_left(h: Harness) -> None:
 
 @rule("KEEP-1")
 async def a_forgotten_id_starts_a_new_life(h: Harness) -> None:
-    """Nothing of the old one is seen again, and its end takes nothing from the new one."""
+    """Nothing of the old life is seen again, and its end does not affect the new one."""
     for how in ("expire", "prune", "purge"):
         old = await h.job_in(JobState.COMPLETED, result_ttl_ms=60 * SECOND, request_id="request-1")
         if how == "purge":
@@ -184,7 +184,7 @@ async def a_forgotten_id_starts_a_new_life(h: Harness) -> None:
 
 @rule("KEEP-1")
 async def who_means_an_earlier_life_of_an_id_does_not_touch_the_next(h: Harness) -> None:
-    """A cancel, a purge and a change of the retention that name a sequence number find no other life of the id."""
+    """A cancel, purge or change of the retention with a sequence number finds only that life of the id."""
     old = await h.job_in(JobState.CANCELED)
     expect_equal(await h.store.purge([Purge(old.key, old.finished_at, old.seq)]), ["purged"], "purge of the life seen")
     await h.queued("job", queue=old.queue)
@@ -217,7 +217,7 @@ async def who_means_an_earlier_life_of_an_id_does_not_touch_the_next(h: Harness)
 
 @rule("KEEP-1")
 async def a_late_purge_leaves_the_next_life_alone(h: Harness) -> None:
-    """It forgets the ended job that it met; the job that takes the id at that moment is found, once, and runs."""
+    """It removes the ended job that it found. A job that takes the id at that moment is found once, and runs."""
     producer, purger = await h.handles(2)
     key = h.key(queue=h.name("q"))
 
@@ -239,7 +239,7 @@ async def a_late_purge_leaves_the_next_life_alone(h: Harness) -> None:
 
 @rule("KEEP-1")
 async def a_jobs_keys_go_with_it_unless_they_were_asked_to_live_longer(h: Harness) -> None:
-    """`until_terminal` and `until_started` never outlive the job; a TTL and for ever do."""
+    """`until_terminal` and `until_started` keys never outlive the job. Keys for a time or forever do."""
     for policy, outlives in (("until_terminal", False), ("until_started", False), ("ttl", True), ("forever", True)):
         key = IdempotencyKey("once", policy, 2 * HOUR)  # pyright: ignore[reportArgumentType]
         job = await h.job_in(JobState.COMPLETED, idempotency=key)
@@ -253,7 +253,7 @@ async def a_jobs_keys_go_with_it_unless_they_were_asked_to_live_longer(h: Harnes
 
 @rule("KEEP-1")
 async def a_replayed_job_is_kept_as_if_it_had_not_failed(h: Harness) -> None:
-    """The retention of its failure ended with the replay."""
+    """The replay ends the retention of its failure."""
     failed = await h.job_in(JobState.FAILED)
     await h.advance(6 * DAY)
     expect_a(await h.replay(failed.key), Replayed, "replay")
@@ -271,7 +271,7 @@ async def a_replayed_job_is_kept_as_if_it_had_not_failed(h: Harness) -> None:
 
 @rule("KEEP-1")
 async def a_forgotten_job_is_no_longer_counted(h: Harness) -> None:
-    """Whether or not it has been pruned; counts of finished jobs may be 10 s old."""
+    """This holds whether or not it was pruned. Counts of finished jobs may be 10 s old."""
     for state, keep in ((JobState.COMPLETED, HOUR), (JobState.FAILED, 7 * DAY), (JobState.CANCELED, DAY)):
         job = await h.job_in(state)
         await h.advance(keep + 10 * SECOND)
@@ -280,7 +280,7 @@ async def a_forgotten_job_is_no_longer_counted(h: Harness) -> None:
 
 @rule("KEEP-1")
 async def each_job_of_a_queue_is_forgotten_at_its_own_time(h: Harness) -> None:
-    """Whatever order they ended in, one by one or in a batch: a long retention does not hold up a short one."""
+    """In any order of endings, one by one or in a batch, a long retention does not delay a short one."""
     for in_one_batch in (False, True):
         async with h.frozen(keep_events="1000") as f:
             for seconds in (30, 10, 20):
@@ -297,7 +297,7 @@ async def each_job_of_a_queue_is_forgotten_at_its_own_time(h: Harness) -> None:
 
 @rule("KEEP-1")
 async def what_is_gone_leaves_no_trace_in_counts_and_lists(h: Harness) -> None:
-    """Purged, pruned, or replaced by a fresh job of its id."""
+    """Jobs that were purged, pruned, or replaced by a new job of the same id."""
     for state in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED):
         for how in ("purge", "prune", "replace"):
             old = await h.job_in(state, result_ttl_ms=60 * SECOND)
@@ -312,7 +312,7 @@ async def what_is_gone_leaves_no_trace_in_counts_and_lists(h: Harness) -> None:
                 answer = await h.enqueue("job", queue=old.queue, replace_failed=True)
                 expect_a(answer, Queued, f"enqueue of a {state} id")
                 left = {JobState.READY: 1}
-            await h.advance(10 * SECOND)  # So old may counts of finished jobs be.
+            await h.advance(10 * SECOND)  # Counts of finished jobs may be 10 s old.
             counts = {s: n for s, n in (await h.stats(old.queue)).counts.items() if n}
             expect_equal(counts, left, f"counts after the {how} of a {state} job")
             listed = await h.list_ids(queue=old.queue)
@@ -321,7 +321,7 @@ async def what_is_gone_leaves_no_trace_in_counts_and_lists(h: Harness) -> None:
 
 @rule("KEEP-1")
 async def jobs_that_end_together_in_different_ways_are_kept_each_for_its_own_time(h: Harness) -> None:
-    """A batch of failures and completions: first the results go, then the dead letters."""
+    """In a batch of failures and completions, first the completed jobs are removed, then the dead letters."""
     ids = ["a", "b", "c", "d"]
     await h.queued(*ids, result_ttl_ms=60 * SECOND)
     leased = await h.claim(4)

@@ -12,7 +12,7 @@ from holdfast.testing.conformance.rules import rule
 
 @rule("RETRY-1")
 async def attempts_count_lease_grants_up_to_max_attempts(h: Harness) -> None:
-    """`max_attempts` runs in total: the last failure is the end, with the reason."""
+    """A job runs `max_attempts` times in total. Its last failure ends it, with the reason."""
     await h.queued("job", max_attempts=3)
     key = h.key("job")
     for attempt in (1, 2, 3):
@@ -33,7 +33,7 @@ async def attempts_count_lease_grants_up_to_max_attempts(h: Harness) -> None:
 
 @rule("RETRY-1")
 async def a_single_attempt_is_never_retried_and_four_are_the_default(h: Harness) -> None:
-    """With max_attempts 1 the first failure is the end; without the option it is the fourth."""
+    """With max_attempts 1 the first failure ends the job; without the option, the fourth."""
     once = await h.leased(max_attempts=1)
     h.accepted(await h.retry(once), JobState.FAILED)
     queue = h.name("q")
@@ -49,7 +49,7 @@ async def a_single_attempt_is_never_retried_and_four_are_the_default(h: Harness)
 
 @rule("RETRY-1")
 async def an_attempt_that_timed_out_last_says_so(h: Harness) -> None:
-    """The reason of the end is `timeout` where the last attempt ran out of its time."""
+    """The job failed for `timeout` if its last attempt timed out."""
     job = await h.leased(max_attempts=1)
     h.accepted(await h.retry(job, timed_out=True), JobState.FAILED)
     expect_equal((await h.get(job.key)).reason, "timeout", "reason")
@@ -60,7 +60,7 @@ async def an_attempt_that_timed_out_last_says_so(h: Harness) -> None:
 
 @rule("RETRY-2")
 async def a_job_that_kills_its_worker_becomes_a_dead_letter(h: Harness) -> None:
-    """Every lease that ran out counts; after the last the job has failed, and the others kept flowing."""
+    """Every expired lease counts. After the last one the job has failed. Other jobs are not delayed."""
     await h.queued("killer", max_attempts=3, priority=9)
     for attempt in (1, 2, 3):
         killer = await h.claim_one("killer")
@@ -87,7 +87,7 @@ async def a_job_that_kills_its_worker_becomes_a_dead_letter(h: Harness) -> None:
 
 @rule("RETRY-2")
 async def expired_and_failed_attempts_count_alike(h: Harness) -> None:
-    """One that ran out and one that failed use up two attempts, in either order."""
+    """An expired attempt and a failed one use two attempts, in either order."""
     for order in (("expire", "retry"), ("retry", "expire")):
         queue = h.name("q")
         await h.queued("job", queue=queue, max_attempts=2)
@@ -119,7 +119,7 @@ POLICIES: tuple[tuple[Backoff, float, list[int]], ...] = (
 
 @rule("RETRY-3")
 async def the_delay_follows_the_policy_of_the_message(h: Harness) -> None:
-    """min(cap, base * factor^(n-1)) with jitter none, equal or full from the caller's random number."""
+    """The delay is min(cap, base * factor^(n-1)), with jitter none, equal or full from the caller's random number."""
     async with h.frozen() as f:
         for backoff, random, delays in POLICIES:
             queue = f.name("q")
@@ -138,7 +138,7 @@ async def the_delay_follows_the_policy_of_the_message(h: Harness) -> None:
 
 @rule("RETRY-3")
 async def an_explicit_delay_wins(h: Harness) -> None:
-    """Over the policy, longer or shorter; 0 means at once."""
+    """It overrides the policy, longer or shorter. 0 means at once."""
     async with h.frozen() as f:
         for delay in (0, 1, 90, 10 * HOUR):
             job = await f.leased(backoff=Backoff(5 * SECOND, 2.0, 60 * SECOND, "none"))
@@ -153,7 +153,7 @@ async def an_explicit_delay_wins(h: Harness) -> None:
 
 @rule("RETRY-3")
 async def the_reaper_and_a_claim_use_the_stored_policy(h: Harness) -> None:
-    """After an expired lease the job waits by its own policy, with the number that the reaper brought."""
+    """After an expired lease the job waits by its own policy, with the reaper's random number."""
     jitters: tuple[Jitter, ...] = ("none", "equal", "full")
     async with h.frozen() as f:
         for jitter in jitters:
@@ -180,7 +180,7 @@ async def the_reaper_and_a_claim_use_the_stored_policy(h: Harness) -> None:
 
 @rule("RETRY-3")
 async def one_random_number_is_spread_over_a_batch(h: Harness) -> None:
-    """Leases that are ended together do not come back together: each waits by its place among them."""
+    """Jobs whose leases end together do not retry together: each one's delay depends on its place in the batch."""
     backoff = Backoff(100_000, 1.0, 100_000, "full")
     async with h.frozen() as f:
         await f.queued("a", "b", "c", backoff=backoff)
@@ -194,7 +194,7 @@ async def one_random_number_is_spread_over_a_batch(h: Harness) -> None:
 
 @rule("RETRY-4")
 async def a_permanent_error_fails_at_once(h: Harness) -> None:
-    """Whatever attempts are left; the record and the event say why."""
+    """It ends the job whatever attempts are left. The record and the event have the reason."""
     job = await h.leased(max_attempts=50)
     before = await h.now()
     h.accepted(await h.fail(job, AttemptError("ValueError", "bad input", "Traceback ...")), JobState.FAILED)
@@ -213,7 +213,7 @@ async def a_permanent_error_fails_at_once(h: Harness) -> None:
 
 @rule("RETRY-4")
 async def errors_keep_type_message_and_traceback_of_each_attempt(h: Harness) -> None:
-    """With the attempt's number and its time by the store's clock; the last 10 are kept, oldest first."""
+    """They also have the attempt's number and its time by the store's clock. The last 10 are kept, oldest first."""
     await h.queued("job", max_attempts=14)
     key = h.key("job")
     before_that: list[AttemptError] = []
@@ -235,7 +235,7 @@ async def errors_keep_type_message_and_traceback_of_each_attempt(h: Harness) -> 
 
 @rule("RETRY-5")
 async def a_release_gives_the_attempt_back_and_shows_the_job_at_once(h: Harness) -> None:
-    """However often: it never uses up attempts, and leaves no error."""
+    """Any number of releases uses no attempts and leaves no errors."""
     await h.queued("job", max_attempts=2)
     for _ in range(5):
         job = await h.claim_one("job")
@@ -253,7 +253,7 @@ async def a_release_gives_the_attempt_back_and_shows_the_job_at_once(h: Harness)
 
 @rule("RETRY-5")
 async def a_release_can_give_back_all_earlier_attempts(h: Harness) -> None:
-    """For jobs that lead others: what they lost with their holders does not use them up."""
+    """This is for system jobs: leases lost with their workers must not use up their attempts."""
     await h.queued("job", max_attempts=3)
     for _ in range(2):
         h.accepted(await h.retry(await h.claim_one("job"), delay_ms=0), JobState.RETRYING)
@@ -270,7 +270,7 @@ async def a_release_can_give_back_all_earlier_attempts(h: Harness) -> None:
 
 @rule("RETRY-5")
 async def a_release_with_a_delay_is_scheduled(h: Harness) -> None:
-    """`RetryLater`: the attempt is given back, and the job waits as long as was said."""
+    """As with `RetryLater`: the attempt does not count, and the job waits for the given time."""
     async with h.frozen() as f:
         job = await f.leased(max_attempts=1)
         now = await f.now()
@@ -288,7 +288,7 @@ async def a_release_with_a_delay_is_scheduled(h: Harness) -> None:
 
 @rule("RETRY-6")
 async def a_release_with_a_reason_says_so_and_since_when(h: Harness) -> None:
-    """In the event, the record and the next claim. The same reason again goes on; another one begins anew."""
+    """The event, the record and the next claim have both. The same reason keeps the time, another one resets it."""
     async with h.frozen() as f:
         job = await f.leased(max_attempts=1)
         expect_equal((job.released_for, job.first_released_at), ("", 0), "reason of a job that was never released")
@@ -309,7 +309,7 @@ async def a_release_with_a_reason_says_so_and_since_when(h: Harness) -> None:
 
 @rule("RETRY-6")
 async def the_reason_of_a_release_ends_with_the_next_wait(h: Harness) -> None:
-    """A retry, an expired lease, a replay, or a release without a reason: the job was known to that worker."""
+    """A retry, an expired lease, a replay, or a release without a reason ends it: that worker knew the job."""
     async with h.frozen() as f:
         for outcome in ("release", "retry", "expire", "replay"):
             job = await f.leased(max_attempts=3)
@@ -334,7 +334,7 @@ async def the_reason_of_a_release_ends_with_the_next_wait(h: Harness) -> None:
 
 @rule("RETRY-5")
 async def a_released_lease_is_spent(h: Harness) -> None:
-    """Who released a job has no say in it any more."""
+    """A worker that released a job can no longer acknowledge it."""
     job = await h.leased()
     h.accepted(await h.release(job), JobState.READY)
     for answer in (await h.complete(job), await h.fail(job), await h.retry(job), await h.extend(job)):

@@ -1,6 +1,6 @@
-"""EVENT-2: the room of the log is shared by level, and what a tenant loses of it is said.
+"""EVENT-2: the room of the log is shared by level, and a tenant's lost events are reported as gaps.
 
-The places are small: `keep_events` is the soft bound. The hard one, a million events, takes more than a check can make.
+The logs are small: `keep_events` is the soft bound. The hard one, a million events, is more than a check can make.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STRIDE = 4
 
 
 async def prune_all(h: Harness) -> int:
-    """Prune to the end; how many events went."""
+    """Prune until nothing is left to remove. Returns how many events were removed."""
     gone = 0
     while True:
         pruned = await h.store.prune(1000)
@@ -40,7 +40,7 @@ async def flood(h: Harness, tenant: str, count: int, batch: int = 20) -> None:
 
 
 class Log:
-    """All that was ever written to the log of a place, and what must be true of what is kept of it."""
+    """All events ever written to a log, and checks of those that are kept."""
 
     def __init__(self, h: Harness, start: str, *tenants: str) -> None:
         self._h = h
@@ -49,16 +49,16 @@ class Log:
         self.everything: list[Event] = []
 
     async def read_on(self) -> None:
-        """Note what was written since; nothing of it may be gone yet."""
+        """Read the events written since the last call. None of them may be gone yet."""
         after = self.everything[-1].offset if self.everything else self.start
         self.everything += await self._h.events(None, after=after)
 
     async def kept(self, tenant: str) -> list[Event]:
-        """What a tenant still has."""
+        """The kept events of a tenant."""
         return await self._pages(tenant, None)
 
     async def check(self, pages: Sequence[int] = (3, 100)) -> dict[str, list[Event]]:
-        """Everything that a reader can see, from every offset there ever was. The kept events, by tenant."""
+        """Check all that a reader can see from every offset there ever was. Returns the kept events by tenant."""
         kept: dict[str, list[Event]] = {}
         for tenant in (*self.tenants, self._h.name("silent")):
             mine = [event for event in self.everything if event.tenant == tenant]
@@ -75,7 +75,7 @@ class Log:
         return kept
 
     def _expect(self, found: list[Event], wanted: list[Event], what: str) -> None:
-        """The same events. Between shards the order, and how an offset is written, may depend on the way of reading."""
+        """Fail unless the events are the same. Between shards, order and the text of offsets may depend on the read."""
         if not self._h.exact_turns:
             found, wanted = (
                 [replace(event, offset="") for event in sorted(some, key=_value)] for some in (found, wanted)
@@ -83,11 +83,11 @@ class Log:
         expect_equal(found, wanted, what)
 
     def _offsets(self) -> list[str]:
-        """From where a reader may go on: the n-th has n events before it."""
+        """The offsets at which a reader may resume. The n-th has n events before it."""
         return [self.start, *(event.offset for event in self.everything)]
 
     async def _check_tenant(self, tenant: str, mine: list[Event], gone: int) -> None:
-        """A tenant gets a gap exactly where some of its own events are gone."""
+        """Check a tenant's reads: there is a gap exactly where some of its own events are gone."""
         for n, after in enumerate(self._offsets()):
             behind = [event for event in self.everything[n:] if event.tenant == tenant]
             lost = len(behind) - (len(mine) - gone)
@@ -112,7 +112,7 @@ class Log:
                 return found
 
     async def _check_all(self, after: str, wanted: list[Event], size: int) -> None:
-        """A reader of all tenants gets every event that is kept, once, and what is missing by the name of its owner."""
+        """Check reads of all tenants: every kept event comes once, and each gap names its tenant."""
         found: list[Event] = []
         gaps: list[Gap] = []
         try:
@@ -144,7 +144,7 @@ class Log:
         expect_equal(len(set(names)), len(names), f"gaps for each tenant on a page: {names}")
 
     async def _check_gaps(self, begin: str, gaps: list[Gap]) -> None:
-        """Named are those who lost something behind an offset, and up to where they lost it."""
+        """Check the gaps behind an offset: they name the tenants that lost events, and where each gap ends."""
         lost: set[str] = set()
         for tenant in self.tenants:
             try:
@@ -158,7 +158,7 @@ class Log:
             self._expect(rest, await self.kept(tenant), f"events of {tenant} behind its last gap")
 
     async def _check_pieces(self, after: str, wanted: list[Event]) -> None:
-        """The same for those who read the log in pieces."""
+        """Check reads that resume in the middle."""
         store = self._h.store
         if not isinstance(store, SplitLog):
             return
@@ -191,7 +191,7 @@ def _value(event: Event) -> tuple[str, str, int]:
 
 @rule("EVENT-2")
 async def one_tenants_flood_takes_no_event_from_another(h: Harness) -> None:
-    """It loses its own. The other resumes from any offset, also from one before the flood, and gets no gap."""
+    """The flooding tenant loses its own events. The other one resumes anywhere, even before them, without a gap."""
     async with h.frozen(keep_events="20") as f:
         log = Log(f, await f.store.last_offset(), f.tenant, f.other)
         await f.queued("first", "second")
@@ -211,7 +211,7 @@ async def one_tenants_flood_takes_no_event_from_another(h: Harness) -> None:
 
 @rule("EVENT-2")
 async def the_room_of_the_log_is_shared_by_level(h: Harness) -> None:
-    """Those below the level keep all, those above it as much as each other, whatever the order they wrote in."""
+    """Tenants below the level keep all events, those above it keep equally many, whatever the order of their writes."""
     async with h.frozen(keep_events="40") as f:
         written = {f.name("t"): count for count in (50, 3, 30, 10)}
         log = Log(f, await f.store.last_offset(), *written)
@@ -232,7 +232,7 @@ async def the_room_of_the_log_is_shared_by_level(h: Harness) -> None:
 
 @rule("EVENT-2")
 async def a_reader_holds_the_events_of_its_tenant_alone(h: Harness) -> None:
-    """A reader of all tenants holds those of all."""
+    """A reader of all tenants holds the events of all."""
     async with h.frozen(keep_events="0") as f:
         log = Log(f, await f.store.last_offset(), f.tenant, f.other)
         for _ in range(5):
@@ -260,7 +260,7 @@ async def a_reader_holds_the_events_of_its_tenant_alone(h: Harness) -> None:
 
 @rule("EVENT-2")
 async def what_survives_of_a_batch_over_several_tenants_keeps_its_place(h: Harness) -> None:
-    """Enqueues, claims, completions and cancels of several tenants in one call, cut in several steps."""
+    """Each call enqueues, claims, completes or cancels jobs of several tenants. The log is trimmed in several steps."""
     async with h.frozen(keep_events="60") as f:
         third = f.name("t")
         owners = (f.tenant, f.other, third, f.other, f.other)
@@ -291,7 +291,7 @@ async def what_survives_of_a_batch_over_several_tenants_keeps_its_place(h: Harne
 
 @rule("EVENT-2")
 async def cuts_outlast_the_process_that_made_them(h: Harness) -> None:
-    """What was cut, and for whom, is known to every process that opens the store; later cuts go on from there."""
+    """Every process that opens the store knows which tenants' events were cut. Later cuts continue from there."""
     if not h.capabilities.durable:
         return
     async with h.frozen(keep_events="10") as f:
@@ -308,7 +308,7 @@ async def cuts_outlast_the_process_that_made_them(h: Harness) -> None:
 
 @rule("EVENT-2")
 async def age_takes_the_events_of_every_tenant(h: Harness) -> None:
-    """After seven days, also those of tenants below the level; each gets its own gap, and younger events stay."""
+    """After seven days, tenants below the level lose events, too. Each gets its own gap, and younger events stay."""
     async with h.frozen(keep_events="10") as f:
         log = Log(f, await f.store.last_offset(), f.tenant, f.other)
         await f.store.set_reader(Reader(f.tenant, "lost", log.start))

@@ -35,7 +35,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 class Twins:
-    """A job that came alone and one that came with others, each in a queue of its own."""
+    """A job enqueued alone and one enqueued with others, each in its own queue."""
 
     def __init__(self, f: Harness) -> None:
         self.f = f
@@ -58,13 +58,13 @@ class Twins:
         expect_equal(alone, together, "the answers to an enqueue of one and of two")
 
     async def claim(self, tenant: str | None = "") -> tuple[Job, Job, Job]:
-        """Claim both, and the third beside them, each alone."""
+        """Claim both and a third job, each in its own call."""
         queues = (*self.queues, self._beside)
         one, two, three = [await self.f.claim_one("job", queue=queue, tenant=tenant) for queue in queues]
         return one, two, three
 
     async def complete(self, single: Job, many: Job, beside: Job, result: Result | None) -> None:
-        """Complete them: one alone, two together."""
+        """Complete them: one alone, two in one call."""
         (alone,) = await self.f.store.finish([Finish(single.key, single.token, "complete", result)])
         together, _ = await self.f.store.finish(
             [Finish(job.key, job.token, "complete", result) for job in (many, beside)]
@@ -73,7 +73,7 @@ class Twins:
         expect_equal(alone, together, "the answers to a completion of one and of two")
 
     async def expect_same(self, what: str) -> None:
-        """Everything that can be seen of both is the same."""
+        """Fail unless all that can be read of both is the same."""
         single, many = [await self._seen(queue) for queue in self.queues]
         for part, value in single.items():
             expect_equal(value, many[part], f"{part} {what}: done alone, and with others")
@@ -100,7 +100,7 @@ def _alike(event: Event) -> Event:
 
 @rule("ENQ-4")
 async def an_enqueue_of_one_does_what_it_does_among_others(h: Harness) -> None:
-    """Record, events, counts, lists, the moment it is due, its place in line and in the turns, for each option."""
+    """Record, events, counts, lists, due time, order in its queue and turns are the same, for each option."""
     async with h.frozen() as f:
         for options in OPTIONS:
             for tenant in (f.tenant, None):
@@ -123,7 +123,7 @@ async def an_enqueue_of_one_does_what_it_does_among_others(h: Harness) -> None:
 
 @rule("TENANT-1")
 async def a_tenant_is_known_by_a_job_that_came_alone(h: Harness) -> None:
-    """And so is its queue, among those that it has."""
+    """Its queue is known, too."""
     tenant, first, second = h.name("t"), h.name("q"), h.name("q")
     for queues in ([first], [first, second]):
         await h.queued(f"job-{len(queues)}", tenant=tenant, queue=queues[-1])
@@ -133,12 +133,12 @@ async def a_tenant_is_known_by_a_job_that_came_alone(h: Harness) -> None:
 
 @rule("CLAIM-2")
 async def jobs_that_come_alone_and_together_share_one_order(h: Harness) -> None:
-    """By priority, by the moment they became visible, then in the order in which they came."""
+    """They are ordered by priority, by the time they became visible, then by enqueue."""
     async with h.frozen() as f:
         for tenant in (f.tenant, None):
             queue = f.name("q")
             now = await f.now()
-            # Ids that would sort the other way round, and many, so that numbers run over the byte.
+            # The ids sort the other way round, and there are enough for sequence numbers of more than one byte.
             for n in range(300, 0, -3):
                 await f.queued(f"{n}", queue=queue)
                 await f.queued(f"{n - 1}", f"{n - 2}", queue=queue)
@@ -155,7 +155,7 @@ async def jobs_that_come_alone_and_together_share_one_order(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def a_tenant_takes_turns_from_when_its_first_single_job_is_due(h: Harness) -> None:
-    """A job that is due later hides none that is due before, whether they come alone or together."""
+    """A job that is due later hides no earlier one, whether they are enqueued alone or together."""
     async with h.frozen() as f:
         for first, second in ((1, 1), (2, 2), (1, 2), (2, 1)):
             for late, soon in ((first, second), (second, first)):
@@ -174,7 +174,7 @@ async def a_tenant_takes_turns_from_when_its_first_single_job_is_due(h: Harness)
 
 @rule("LEASE-5")
 async def tokens_and_offsets_grow_over_calls_of_one_and_of_many(h: Harness) -> None:
-    """No number is given twice."""
+    """No number is used twice."""
     async with h.frozen() as f:
         tokens: list[int] = []
         offsets: list[str] = []
@@ -192,7 +192,7 @@ async def tokens_and_offsets_grow_over_calls_of_one_and_of_many(h: Harness) -> N
 
 @rule("RESULT-1")
 async def a_completion_of_one_does_what_it_does_among_others(h: Harness) -> None:
-    """Record, events, counts, lists, and the end of its retention, for each option and each kind of result."""
+    """Record, events, counts, lists and the end of retention are the same, for each option and each kind of result."""
     async with h.frozen() as f:
         for options in OPTIONS:
             for result in (None, Result(b"[1]"), Result(b"x" * 5000, "raw")):
@@ -211,7 +211,7 @@ async def a_completion_of_one_does_what_it_does_among_others(h: Harness) -> None
 
 @rule("KEEP-1")
 async def a_single_job_is_kept_for_its_own_time(h: Harness) -> None:
-    """From its end on, to the moment, whatever else ends in its queue; then it is gone and pruned."""
+    """The time counts from its end, to the millisecond, whatever else ends in its queue. Then it is gone and pruned."""
     async with h.frozen() as f:
         for first, second in ((HOUR, SECOND), (SECOND, HOUR), (0, HOUR), (HOUR, 0)):
             queues = [f.name("q"), f.name("q")]
@@ -245,7 +245,7 @@ async def a_single_job_is_kept_for_its_own_time(h: Harness) -> None:
 
 @rule("ENQ-5")
 async def a_job_that_waits_is_never_forgotten_however_it_came(h: Harness) -> None:
-    """Alone or with others: its retention begins with its end, however short it is."""
+    """Its retention begins at its end, however short it is, whether it was enqueued alone or with others."""
     async with h.frozen() as f:
         for count in (1, 2):
             for ttl in (0, SECOND):
@@ -263,7 +263,7 @@ async def a_job_that_waits_is_never_forgotten_however_it_came(h: Harness) -> Non
 
 @rule("RETRY-4")
 async def a_completion_keeps_the_errors_whether_it_comes_alone_or_not(h: Harness) -> None:
-    """The history of the attempts before, and the progress."""
+    """It keeps the errors of earlier attempts, and the progress."""
     twins = Twins(h)
     await twins.enqueue({})
     for job in await twins.claim():
@@ -281,7 +281,7 @@ async def a_completion_keeps_the_errors_whether_it_comes_alone_or_not(h: Harness
 
 @rule("LEASE-1")
 async def a_completion_is_judged_the_same_alone_and_among_others(h: Harness) -> None:
-    """A wrong token, a second time, past the deadline: each answers as ever, and changes nothing."""
+    """With a wrong token, repeated, or past the deadline, the answers are the same, and nothing changes."""
     async with h.frozen() as f:
         for count in (1, 2):
             queue = f.name("q")
@@ -306,7 +306,7 @@ async def a_completion_is_judged_the_same_alone_and_among_others(h: Harness) -> 
 
 @rule("RESULT-2")
 async def waiters_are_notified_of_ends_that_come_alone_and_together(h: Harness) -> None:
-    """With or without the record, small or large; a record in a hint is the record that is kept."""
+    """The hint may have the record, small or large. A record in a hint equals the stored one."""
     with h.listening() as hints:
         for count in (1, 2, 6):
             for ttl, data in ((HOUR, b"[1]"), (HOUR, b"x" * 6000), (0, b"[1]")):
@@ -328,7 +328,7 @@ async def waiters_are_notified_of_ends_that_come_alone_and_together(h: Harness) 
 
 @rule("EVENT-2")
 async def the_log_hints_and_counts_in_calls_of_one_and_of_many(h: Harness) -> None:
-    """Each call that makes an event is announced, and trimming counts events, not calls."""
+    """Each call that makes an event sends a hint, and trimming counts events, not calls."""
     async with h.frozen(keep_events="10") as f:
         with f.listening() as hints:
             for count in (1, 2):
@@ -343,7 +343,7 @@ async def the_log_hints_and_counts_in_calls_of_one_and_of_many(h: Harness) -> No
                     else:
                         await f.store.finish([Finish(job.key, job.token, "complete") for job in jobs])
                     await hints.expect(Hint.EVENTS, f.key(ids[0], queue=queue), f"after a {step} of {count}")
-                    # Hints come in order: once this one is here, all that belong to the call are.
+                    # Hints arrive in order: after this one, all hints of the call have arrived.
                     await f.store.pause(f.tenant, queue, paused=False)
                     await hints.expect(Hint.READY, f.key(ids[0], queue=queue), "after a pause has ended")
                     hints.signals.clear()

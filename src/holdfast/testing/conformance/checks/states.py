@@ -1,4 +1,4 @@
-"""STATE: a job is in exactly one state, and an ended one stays as it ended."""
+"""STATE: a job is in exactly one state, and an ended job does not change."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ async def a_job_is_listed_and_counted_in_exactly_one_state(h: Harness) -> None:
         if state in TERMINAL:
             still_open = sum(number for each, number in counts.items() if each not in TERMINAL)
             expect_equal(still_open, 0, f"jobs counted as not ended beside one {state}")
-            await h.advance(10 * SECOND)  # So old may counts of finished jobs be.
+            await h.advance(10 * SECOND)  # Counts of finished jobs may be 10 s old.
             counts = (await h.stats(job.queue)).counts
         expect_equal({s: n for s, n in counts.items() if n}, {state: 1}, f"counts with one {state} job")
 
 
 @rule("STATE-1")
 async def becoming_due_shows_as_ready_and_makes_no_event(h: Harness) -> None:
-    """Scheduled and retrying jobs are ready once their time has come; the clock alone does that."""
+    """Scheduled and retrying jobs are ready when they are due. Only the clock decides that."""
     scheduled = await h.job_in(JobState.SCHEDULED, delay_ms=DELAY)
     retrying = await h.job_in(JobState.RETRYING)
     async with h.no_event("by jobs becoming due"):
@@ -70,7 +70,7 @@ async def a_lease_past_its_deadline_shows_as_leased_until_it_is_reaped(h: Harnes
 
 @rule("STATE-1")
 async def the_oldest_ready_job_is_the_oldest_of_all_priorities(h: Harness) -> None:
-    """Since when a queue has been waiting is a matter of time alone."""
+    """Only the time at which a job became ready counts."""
     async with h.frozen() as f:
         start = await f.now()
         expect_equal((await f.stats()).oldest_ready_at, None, "since when an empty queue waits")
@@ -84,7 +84,7 @@ async def the_oldest_ready_job_is_the_oldest_of_all_priorities(h: Harness) -> No
 
 
 async def expect_pages(h: Harness, wanted: list[str], states: frozenset[JobState], what: str) -> None:
-    """The list must show these jobs in this order, in pages of any size."""
+    """Fail unless the list shows these jobs in this order, in pages of any size."""
     for size in (1, 2, 3, 100):
         found: list[str] = []
         cursor: str | None = None
@@ -100,7 +100,7 @@ async def expect_pages(h: Harness, wanted: list[str], states: frozenset[JobState
 
 @rule("STATE-1")
 async def a_list_comes_in_pages_that_miss_and_repeat_nothing(h: Harness) -> None:
-    """Waiting in claim order, leased by deadline, ended by time; many of them at the same moment."""
+    """Waiting jobs are listed in claim order, leased ones by deadline, ended ones by time; many share an instant."""
     async with h.frozen() as f:
         ids = [f"job-{number}" for number in range(9)]
         await f.queued(*ids)
@@ -148,7 +148,7 @@ async def an_ended_job_never_changes(h: Harness) -> None:
 
 @rule("STATE-2")
 async def a_second_enqueue_leaves_an_ended_job_as_it_is(h: Harness) -> None:
-    """A completed or failed job that is enqueued again answers, and is not touched."""
+    """A completed or failed job that is enqueued again answers, and does not change."""
     for state in (JobState.COMPLETED, JobState.FAILED):
         ended = await h.job_in(state)
         async with h.no_event(f"by a second enqueue of a {state} job"):
@@ -158,7 +158,7 @@ async def a_second_enqueue_leaves_an_ended_job_as_it_is(h: Harness) -> None:
 
 @rule("STATE-3")
 async def a_replay_is_recorded(h: Harness) -> None:
-    """A failed job may start again, and both its record and the log say so."""
+    """A failed job may be replayed. Its record and the log show that."""
     failed = await h.job_in(JobState.FAILED)
     await h.advance(SECOND)
     expect_a(await h.replay(failed.key), Replayed, "replay of a failed job")
@@ -185,7 +185,7 @@ async def only_a_failed_job_can_be_replayed(h: Harness) -> None:
 
 @rule("STATE-3")
 async def an_acknowledgement_from_before_a_replay_changes_nothing(h: Harness) -> None:
-    """The token of the failed run stays spent: the replayed job belongs to its next claim."""
+    """The token of the failed run stays used: only the next claim's token is valid."""
     job = await h.leased()
     h.accepted(await h.fail(job), JobState.FAILED)
     expect_a(await h.replay(job.key), Replayed, "replay")
@@ -202,7 +202,7 @@ async def an_acknowledgement_from_before_a_replay_changes_nothing(h: Harness) ->
 
 @rule("STATE-3")
 async def a_lease_expired_job_can_be_replayed_too(h: Harness) -> None:
-    """Also a job that died of its last lease, whose token was never spent."""
+    """This is a job that failed by its last expired lease, whose token was never used."""
     job = await h.leased(max_attempts=1)
     await h.advance(LEASE)
     await h.store.reap(1000, 0.0)

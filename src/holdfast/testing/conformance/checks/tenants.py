@@ -63,7 +63,7 @@ async def a_payload_never_names_the_tenant(h: Harness) -> None:
 
 @rule("TENANT-1")
 async def settings_and_pauses_are_the_tenants_own(h: Harness) -> None:
-    """What one tenant sets or pauses changes nothing for another on the same queue name."""
+    """A tenant's settings and pauses do not affect another tenant's queue of the same name."""
     await h.store.set_tenant(h.tenant, TenantSettings(h.queue, weight=2.0, max_waiting=1))
     await h.store.pause(h.tenant, h.queue, paused=True)
     expect_equal(list(await h.store.tenant_settings(h.other)), [], "settings of the other tenant")
@@ -89,7 +89,7 @@ async def counts_and_lists_are_the_tenants_own(h: Harness) -> None:
 
 @rule("TENANT-1")
 async def a_call_over_several_tenants_gives_each_job_its_own(h: Harness) -> None:
-    """Claims, acknowledgements and lookups of many tenants at once never mix up whose is whose."""
+    """Claims, acknowledgements and reads of many tenants in one call never mix up their jobs."""
     tenants = [h.tenant, h.other, h.name("v")]
     keys = [h.key(f"job-{number}", tenant=tenants[number * number % 3]) for number in range(10)]
     await h.store.enqueue([h.new(key.id, tenant=key.tenant, payload="|".join(key).encode()) for key in keys])
@@ -109,7 +109,7 @@ async def a_call_over_several_tenants_gives_each_job_its_own(h: Harness) -> None
 
 @rule("TENANT-1")
 async def a_tenant_is_listed_while_it_has_jobs_or_settings(h: Harness) -> None:
-    """Once both are gone nothing is said of it any more."""
+    """When both are gone it is not listed any more."""
     for tenant in (h.tenant, h.other):
         await h.queued("job", tenant=tenant)
         await h.cancel(h.key(tenant=tenant))
@@ -123,7 +123,7 @@ async def a_tenant_is_listed_while_it_has_jobs_or_settings(h: Harness) -> None:
 
 
 async def refused_cursor(read: Callable[[str], Awaitable[object]], cursor: str) -> None:
-    """A list goes on only from what may be a cursor of it."""
+    """Fail unless the list refuses a cursor that is not its own."""
     try:
         await read(cursor)
     except InvalidOption:
@@ -133,7 +133,7 @@ async def refused_cursor(read: Callable[[str], Awaitable[object]], cursor: str) 
 
 @rule("TENANT-1")
 async def queues_are_listed_in_pages_by_name(h: Harness) -> None:
-    """Each once, none of another tenant's, those without jobs left out; an empty page with a cursor is not the last."""
+    """Each queue with jobs is listed once, and no other tenant's. An empty page with a cursor is not the last."""
     names = [h.name("q") for _ in range(7)]
     for queue in names:
         await h.queued("job", queue=queue)
@@ -155,7 +155,7 @@ async def queues_are_listed_in_pages_by_name(h: Harness) -> None:
 
 @rule("TENANT-1")
 async def tenants_are_listed_in_pages_by_name(h: Harness) -> None:
-    """Each once: those that have jobs in any queue, and those that have settings alone."""
+    """Each tenant is listed once: those that have jobs in any queue, and those that only have settings."""
     names = [h.name("t") for _ in range(7)]
     for tenant in names[:5]:
         await h.queued("job", tenant=tenant)
@@ -177,7 +177,7 @@ async def tenants_are_listed_in_pages_by_name(h: Harness) -> None:
 
 @rule("TENANT-1")
 async def workers_are_listed_in_pages_by_id(h: Harness) -> None:
-    """Each once, those that serve the tenant."""
+    """Each worker that serves the tenant is listed once."""
     names = [h.name("w") for _ in range(6)]
     for number, name in enumerate(names):
         tenant = (h.tenant, h.other, None)[number % 3]
@@ -195,7 +195,7 @@ async def workers_are_listed_in_pages_by_id(h: Harness) -> None:
 
 
 async def answers_of(h: Harness, key: JobKey, token: int) -> list[object]:
-    """Everything that a caller can learn about a job by its key, as comparable values."""
+    """All that a caller can learn about a job by its key, as comparable values."""
     outcomes: tuple[Outcome, ...] = ("complete", "fail", "retry", "release")
     error = AttemptError("Boom", "it broke")
     answers: list[object] = [
@@ -215,7 +215,7 @@ async def answers_of(h: Harness, key: JobKey, token: int) -> list[object]:
 
 @rule("TENANT-2")
 async def a_foreign_job_answers_as_one_that_does_not_exist(h: Harness) -> None:
-    """Same error, same body, in every state of the foreign job, and it stays untouched."""
+    """The error is the same in every state of the other tenant's job, which does not change."""
     for state in (JobState.SCHEDULED, JobState.READY, JobState.LEASED, JobState.COMPLETED, JobState.FAILED):
         job = await h.job_in(state)
         token = job.token or 1
@@ -234,7 +234,7 @@ async def a_foreign_job_answers_as_one_that_does_not_exist(h: Harness) -> None:
 
 @rule("TENANT-2")
 async def a_foreign_token_gives_no_power(h: Harness) -> None:
-    """The token of one tenant's job does not open another tenant's job of the same name."""
+    """The token of one tenant's job is not valid for another tenant's job of the same name."""
     queue = h.name("q")
     mine = await h.leased(queue=queue)
     theirs = await h.leased(queue=queue, tenant=h.other)
@@ -246,7 +246,7 @@ async def a_foreign_token_gives_no_power(h: Harness) -> None:
 
 @rule("TENANT-2")
 async def a_foreign_job_takes_no_id_and_no_key(h: Harness) -> None:
-    """An enqueue is answered as if the other tenant's jobs and keys were not there."""
+    """An enqueue is answered as if the other tenant's jobs and keys did not exist."""
     key = IdempotencyKey("once", "forever")
     await h.queued("job", tenant=h.other, idempotency=key)
     expect_a(await h.enqueue("job", idempotency=key), Queued, "enqueue of an id and key that another tenant has")
@@ -261,7 +261,7 @@ TRICKY_IDS = (
 
 @rule("TENANT-3")
 async def names_that_look_alike_never_meet(h: Harness) -> None:
-    """(tenant, queue, id) is injective: separators, case, wildcards, quotes and Unicode forms make no two equal."""
+    """Different (tenant, queue, id) are different jobs, with any separators, case, wildcards, quotes and Unicode."""
     unique = h.name("")
     tenants = (f"a{unique}", f"a{unique}.b", f"A{unique}", f"a{unique}-b", f"a{unique}_b")
     queues = [queue + unique for queue in TRICKY_QUEUES[:4]]
@@ -288,7 +288,7 @@ async def names_that_look_alike_never_meet(h: Harness) -> None:
 
 @rule("TENANT-3")
 async def keys_that_look_alike_never_meet(h: Harness) -> None:
-    """The scope of an idempotency key, (tenant, queue, job type, key), is injective too."""
+    """Different (tenant, queue, job type, key) are different idempotency keys."""
     queues = (h.queue, f"{h.queue}:a", f"{h.queue}:a:b")
     for number, (queue, type_, key) in enumerate(product(queues, ("a", "a:b", "A", "b"), ("c", "b:c", "a:b:c", "C"))):
         fields = {"queue": queue, "type": type_, "idempotency": IdempotencyKey(key)}

@@ -12,7 +12,7 @@ from holdfast.testing.conformance.rules import rule
 
 
 async def expect_trimmed(h: Harness, after: str, to: str) -> None:
-    """Reading after this offset must say that events are gone, and where those that are kept begin."""
+    """Fail unless a read after this offset reports that events are gone, and where the kept ones begin."""
     try:
         await h.store.events(h.tenant, after, 10)
     except EventsTrimmed as gap:
@@ -23,7 +23,7 @@ async def expect_trimmed(h: Harness, after: str, to: str) -> None:
 
 @rule("EVENT-2")
 async def trimming_reports_the_gap_that_it_leaves(h: Harness) -> None:
-    """No fewer events are kept than was asked for; who comes from before them gets EventsTrimmed."""
+    """At least `keep_events` events are kept. A reader at an earlier offset gets EventsTrimmed."""
     async with h.frozen(keep_events="4") as f:
         start = await f.store.last_offset()
         await some_life(f, 3)
@@ -43,7 +43,7 @@ async def trimming_reports_the_gap_that_it_leaves(h: Harness) -> None:
 
 @rule("EVENT-2")
 async def trimming_waits_for_the_slowest_reader(h: Harness) -> None:
-    """Of any tenant and of the operator's, until it has moved on or is dropped."""
+    """The reader may be a tenant's or the operator's. Trimming waits until it has advanced or is dropped."""
     async with h.frozen(keep_events="0") as f:
         start = await f.store.last_offset()
         await some_life(f, 3)
@@ -77,7 +77,7 @@ async def trimming_waits_for_the_slowest_reader(h: Harness) -> None:
 
 @rule("EVENT-2")
 async def trimming_goes_on_past_a_reader_that_fell_too_far_behind(h: Harness) -> None:
-    """It waits for seven days, and then the reader learns what it missed."""
+    """Trimming waits for seven days. Then the reader gets a gap with what it missed."""
     async with h.frozen(keep_events="0") as f:
         await f.queued("job")
         start = await f.store.last_offset()
@@ -99,7 +99,7 @@ async def trimming_goes_on_past_a_reader_that_fell_too_far_behind(h: Harness) ->
 
 @rule("EVENT-2")
 async def trimming_by_time_takes_nothing_young_where_the_clock_was_set_back(h: Harness) -> None:
-    """The log is not in order of time then: an event that looks old takes no younger one before it along."""
+    """The log is then not in order of time. Trimming an event that looks old removes no younger one before it."""
     async with h.frozen(keep_events="0") as f:
         start = await f.store.last_offset()
         await f.store.set_reader(Reader(f.tenant, "slow", start))

@@ -19,7 +19,7 @@ async def backlog(h: Harness, tenant: str, count: int, queue: str | None = None,
 
 
 async def served(h: Harness, turns: int, queues: Sequence[str] | None = None) -> list[str]:
-    """Whose jobs a worker for all tenants gets, claiming one at a time."""
+    """The tenants whose jobs a worker for all tenants gets, claiming one at a time."""
     tenants: list[str] = []
     for _ in range(turns):
         tenants += [job.tenant for job in await h.claim(1, tenant=None, queue=queues)]
@@ -28,7 +28,7 @@ async def served(h: Harness, turns: int, queues: Sequence[str] | None = None) ->
 
 
 def expect_share(h: Harness, tenants: Sequence[str], shares: dict[str, int], what: str) -> None:
-    """Each tenant must have had its share of the turns: exactly where turns are exact, else in proportion."""
+    """Fail unless each tenant had its share of the turns: exactly if turns are exact, else in proportion."""
     total = sum(shares.values())
     for tenant, share in shares.items():
         fair = len(tenants) * share / total
@@ -39,7 +39,7 @@ def expect_share(h: Harness, tenants: Sequence[str], shares: dict[str, int], wha
 
 @rule("TENANT-4")
 async def a_backlog_delays_a_stranger_by_one_turn(h: Harness) -> None:
-    """However much one tenant has waiting, another tenant's next job comes after at most one more."""
+    """However many jobs of one tenant wait, another tenant's next job is claimed after at most one of them."""
     await backlog(h, h.tenant, 200)
     await served(h, 20)
     await h.queued("small", tenant=h.other)
@@ -49,7 +49,7 @@ async def a_backlog_delays_a_stranger_by_one_turn(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def tenants_take_turns_one_by_one_and_within_a_batch(h: Harness) -> None:
-    """Equal weights alternate, whether jobs are claimed singly or many at once."""
+    """Tenants of equal weight alternate, whether jobs are claimed one by one or many at once."""
     names = [h.tenant, h.other, h.name("v")]
     for tenant in names:
         await backlog(h, tenant, 20)
@@ -64,7 +64,7 @@ async def tenants_take_turns_one_by_one_and_within_a_batch(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def turns_follow_the_weights(h: Harness) -> None:
-    """A tenant of weight 3 gets three turns for one of a tenant of weight 1, also over a few turns."""
+    """A tenant of weight 3 gets three turns for each turn of a tenant of weight 1, even over a few turns."""
     await h.store.set_tenant(h.tenant, TenantSettings(weight=3.0))
     await backlog(h, h.tenant, 60)
     await backlog(h, h.other, 60)
@@ -78,7 +78,7 @@ async def turns_follow_the_weights(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def a_weight_of_one_queue_wins_over_the_tenants_own(h: Harness) -> None:
-    """A weight can be set for one queue of a tenant; other queues keep the tenant's."""
+    """A weight can be set for one queue of a tenant. Other queues keep the tenant's weight."""
     await h.store.set_tenant(h.tenant, TenantSettings(weight=4.0))
     await h.store.set_tenant(h.tenant, TenantSettings(h.queue, weight=1.0))
     elsewhere = h.name("q")
@@ -91,7 +91,7 @@ async def a_weight_of_one_queue_wins_over_the_tenants_own(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def a_newcomer_does_not_catch_up(h: Harness) -> None:
-    """A tenant that comes late gets its share from then on, not the turns it was not there for."""
+    """A tenant that starts late gets its share from then on, not the turns that it missed."""
     await backlog(h, h.tenant, 60)
     await served(h, 30)
     await backlog(h, h.other, 30)
@@ -101,7 +101,7 @@ async def a_newcomer_does_not_catch_up(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def leaving_and_coming_back_gains_nothing(h: Harness) -> None:
-    """A tenant that always has one job only gets no more turns than one with a backlog."""
+    """A tenant that never has more than one job gets no more turns than one with a backlog."""
     await backlog(h, h.tenant, 40)
     got: list[str] = []
     for _ in range(20):
@@ -112,7 +112,7 @@ async def leaving_and_coming_back_gains_nothing(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def coming_back_to_an_idle_queue_gains_nothing(h: Harness) -> None:
-    """The tenant that was served last comes after a newcomer, also when no tenant had work in between."""
+    """The tenant that was served last is served after a newcomer, even if no tenant had work in between."""
     for first, second in ((h.tenant, h.other), (h.other, h.tenant)):
         queue = h.name("q")
         await backlog(h, first, 1, queue)
@@ -127,7 +127,7 @@ async def coming_back_to_an_idle_queue_gains_nothing(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def a_tenant_with_nothing_visible_takes_no_turn(h: Harness) -> None:
-    """Paused, delayed and leased jobs do not make their tenant wait in line, and it enters when they show."""
+    """Paused, delayed and leased jobs give their tenant no turn. It enters when they become visible."""
     paused, delayed, running = h.name("v"), h.name("w"), h.name("x")
     for tenant in (paused, running, h.tenant):
         await backlog(h, tenant, 12)
@@ -137,7 +137,7 @@ async def a_tenant_with_nothing_visible_takes_no_turn(h: Harness) -> None:
     expect_equal(set(await served(h, 6)), {h.tenant}, "tenants served while the others have nothing visible")
     await h.store.pause(paused, h.queue, paused=False)
     await h.advance(HOUR)
-    await h.reap_all()  # The leases ran out; the jobs are retried in a second.
+    await h.reap_all()  # The leases expire; the jobs are retried in a second.
     await h.advance(DELAY)
     shares = dict.fromkeys((h.tenant, paused, delayed, running), 1)
     expect_share(h, await served(h, 16), shares, "turns once all have visible work")
@@ -159,7 +159,7 @@ async def priorities_never_count_between_tenants(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def a_claim_over_several_queues_takes_from_them_in_rotation(h: Harness) -> None:
-    """A full queue does not starve the next one, for one tenant and for all; an empty one leaves the round."""
+    """A full queue does not starve the next one, for one tenant and for all. An empty one is skipped."""
     for tenant in (h.tenant, None):
         long, short, empty = h.name("q"), h.name("q"), h.name("q")
         await backlog(h, h.tenant, 10, queue=long)
@@ -175,7 +175,7 @@ async def a_claim_over_several_queues_takes_from_them_in_rotation(h: Harness) ->
 
 @rule("TENANT-4")
 async def queue_names_have_turns_of_their_own(h: Harness) -> None:
-    """Turns are counted per queue name: having been served in one costs nothing in another."""
+    """Turns are counted by queue name. A turn in one queue costs nothing in another."""
     elsewhere = h.name("q")
     await backlog(h, h.tenant, 20, queue=elsewhere)
     await served(h, 20, [elsewhere])
@@ -199,7 +199,7 @@ async def every_tenant_of_many_is_served_once_a_round(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def a_newcomer_to_an_idle_queue_does_not_catch_up(h: Harness) -> None:
-    """A tenant that comes when no tenant has work begins where the others stopped, level with them."""
+    """A tenant that starts when no tenant has work begins where the others stopped."""
     await backlog(h, h.tenant, 20)
     await served(h, 20)
     await h.claim_none(tenant=None)
@@ -211,7 +211,7 @@ async def a_newcomer_to_an_idle_queue_does_not_catch_up(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def a_tenant_whose_own_workers_took_its_jobs_takes_no_turn(h: Harness) -> None:
-    """A claim for all passes those that have nothing left, and still gets as much as there is."""
+    """A claim for all tenants skips those that have no jobs left, and still gets all the jobs there are."""
     tenants = sorted(h.name("m") for _ in range(5))
     for tenant in tenants:
         await backlog(h, tenant, 2)
@@ -225,7 +225,7 @@ async def a_tenant_whose_own_workers_took_its_jobs_takes_no_turn(h: Harness) -> 
 
 @rule("TENANT-4")
 async def a_tenant_takes_turns_as_soon_as_its_first_job_is_due(h: Harness) -> None:
-    """Whatever came after it, with it in one batch, or was taken before: a worker for all finds what is visible."""
+    """A worker for all tenants finds it, whatever jobs came after it, with it in one batch, or were claimed before."""
     async with h.frozen(keep_events="1000") as f:
         for order in (("ready", "later"), ("later", "ready")):
             for in_one_batch in (False, True):
@@ -247,7 +247,7 @@ async def a_tenant_takes_turns_as_soon_as_its_first_job_is_due(h: Harness) -> No
 
 @rule("TENANT-4")
 async def a_tenant_that_came_in_vain_comes_again_when_it_has_work(h: Harness) -> None:
-    """Its job was taken by a worker of its own: it takes no turn, and its next job is found when that is due."""
+    """The tenant's own worker took its job. It takes no turn, and its next job is found when that is due."""
     async with h.frozen() as f:
         for limit in (1, 3, 9):
             queue = f.name("q")
@@ -266,7 +266,7 @@ async def a_tenant_that_came_in_vain_comes_again_when_it_has_work(h: Harness) ->
 
 @rule("TENANT-4")
 async def a_tenant_that_came_in_vain_gains_nothing(h: Harness) -> None:
-    """It comes back with the time it had: the turns that it is ahead of others are not forgotten."""
+    """It returns with the virtual time it had: its earlier turns still count."""
     async with h.frozen() as f:
         if not f.exact_turns:
             return
@@ -288,7 +288,7 @@ async def a_tenant_that_came_in_vain_gains_nothing(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def a_worker_that_starts_finds_all_tenants(h: Harness) -> None:
-    """Jobs that were enqueued before it came are served in turns too."""
+    """Jobs that were enqueued before it started are served in turns, too."""
     if not h.capabilities.durable:
         raise Skipped("the store does not outlive the process")
     tenants = [h.tenant, h.other, h.name("v")]

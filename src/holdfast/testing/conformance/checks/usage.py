@@ -1,4 +1,4 @@
-"""TENANT-5: what a tenant keeps is counted, and what an operator allows it is kept."""
+"""TENANT-5: a tenant's usage is counted, and its budgets are stored."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from holdfast.testing.conformance.harness import LEASE, Harness
 from holdfast.testing.conformance.rules import rule
 
 SLACK = 64
-"""How far `bytes` may be from the texts and values themselves, for each of them: how a store writes them."""
+"""How much `bytes` may differ from the size of a text or value, for each of them: stores encode them differently."""
 
 
 async def usage(h: Harness, tenant: str | None = None) -> Usage:
-    """What a tenant keeps, by counts that upkeep has just made: they may be 10 s old."""
+    """What a tenant keeps, after a round of maintenance: counts may be 10 s old without it."""
     await h.advance(10 * SECOND)
     await prune_all(h)
     return await h.store.usage(tenant or h.tenant)
 
 
 async def expect_usage(h: Harness, jobs: int, keys: int, size: int, parts: int, queues: int, why: str) -> None:
-    """`size`: of payloads, results and errors, of which there are `parts`."""
+    """Fail unless the usage is this. `size` is that of `parts` payloads, results and errors."""
     found = await usage(h)
     expect_equal((found.jobs, found.keys, found.queues), (jobs, keys, queues), f"jobs, keys and queues {why}")
     least = size + (jobs + keys) * RECORD_BYTES
@@ -31,7 +31,7 @@ async def expect_usage(h: Harness, jobs: int, keys: int, size: int, parts: int, 
 
 @rule("TENANT-5")
 async def usage_follows_what_a_tenant_keeps(h: Harness) -> None:
-    """Jobs of every state, their payloads, results and errors, until they are forgotten; of this tenant alone."""
+    """It counts this tenant's jobs of every state, their payloads, results and errors, until they are forgotten."""
     async with h.frozen() as f:
         expect_equal(await usage(f), Usage(), "usage of a tenant that never was")
         await f.queued("a", "b", "c", "d", payload=b'"' + b"x" * 998 + b'"')
@@ -63,7 +63,7 @@ async def usage_follows_what_a_tenant_keeps(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def usage_follows_batches_and_attempts(h: Harness) -> None:
-    """Many jobs in one call, retries that add errors, an expired lease, a replay: nothing is counted twice."""
+    """With many jobs in one call, retries that add errors, an expired lease and a replay, nothing is counted twice."""
     async with h.frozen() as f:
         ids = [f"job-{n}" for n in range(30)]
         await f.queued(*ids, payload=b"[1,2,3,4]", max_attempts=3)
@@ -87,7 +87,7 @@ async def usage_follows_batches_and_attempts(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def keys_that_outlive_their_job_are_counted(h: Harness) -> None:
-    """Those held for a time until that is over, those held for ever always; the others never."""
+    """Keys for a time count until it is over, keys held forever always. Other keys never count."""
     async with h.frozen() as f:
         for policy in ("until_terminal", "until_started", "ttl", "forever"):
             key = IdempotencyKey(policy, policy, 2 * HOUR)
@@ -105,7 +105,7 @@ async def keys_that_outlive_their_job_are_counted(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def budgets_are_kept_field_by_field(h: Harness) -> None:
-    """Setting one leaves the others, and the weight and quota, as they are; other tenants have their own."""
+    """Setting one budget leaves the others, the weight and the quota as they are. Other tenants have their own."""
     await h.store.set_tenant(h.tenant, TenantSettings(None, weight=2.0, budgets=Budgets(max_jobs=10, max_bytes=1000)))
     await h.store.set_tenant(h.tenant, TenantSettings(None, budgets=Budgets(max_bytes=2000, requests_per_s=5)))
     await h.store.set_tenant(h.tenant, TenantSettings(None, max_waiting=7))

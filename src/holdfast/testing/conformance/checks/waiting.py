@@ -1,4 +1,4 @@
-"""RESULT-2, RESULT-3, CLAIM-3, LEASE-4, CANCEL-2: what Queue, Claimer and Worker make of the store."""
+"""RESULT-2, RESULT-3, CLAIM-3, LEASE-4, CANCEL-2: Queue, Claimer and Worker on the store."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def waiting_claims(
 
 @rule("RESULT-2")
 async def a_wait_ends_when_the_job_does(h: Harness) -> None:
-    """Begun before, during or after the run; completed, failed, canceled each in its own way."""
+    """It may begin before, during or after the run. It ends differently for completed, failed and canceled jobs."""
     async with queue_of(h) as queue:
         for outcome in ("complete", "fail", "cancel"):
             ticket = await queue.enqueue({"n": 1}, id=outcome)
@@ -81,7 +81,7 @@ async def a_wait_ends_when_the_job_does(h: Harness) -> None:
 
 @rule("RESULT-2")
 async def a_record_in_a_hint_is_the_record_that_is_kept(h: Harness) -> None:
-    """Also through another handle: a waiter that gets the record reads no more. Without it, the job is forgotten."""
+    """This holds through another handle, too. A waiter with the record need not read it: the job may be forgotten."""
     other = (await h.handles(2))[1]
     with h.listening(other) as far:
         for id_, ttl_ms in (("kept", HOUR), ("gone", 0)):
@@ -95,7 +95,7 @@ async def a_record_in_a_hint_is_the_record_that_is_kept(h: Harness) -> None:
 
 @rule("RESULT-2")
 async def a_timeout_ends_the_wait_and_not_the_job(h: Harness) -> None:
-    """The job goes on, and its result is there later; of no job there is nothing to wait for."""
+    """The job continues, and its result is there later. Waiting for a job that does not exist fails."""
     async with queue_of(h) as queue:
         ticket = await queue.enqueue({"n": 1}, id="job")
         try:
@@ -116,7 +116,7 @@ async def a_timeout_ends_the_wait_and_not_the_job(h: Harness) -> None:
 
 @rule("RESULT-1")
 async def only_a_ticket_says_that_its_result_expired(h: Harness) -> None:
-    """A look-up of a forgotten id finds nothing; a ticket says ResultExpired."""
+    """A read of a forgotten id finds nothing. A ticket raises ResultExpired."""
     async with queue_of(h) as queue:
         ticket = await queue.enqueue({}, id="job", result_ttl=timedelta(seconds=1))
         h.accepted(await h.complete(await h.claim_one("job")), JobState.COMPLETED)
@@ -135,7 +135,7 @@ async def only_a_ticket_says_that_its_result_expired(h: Harness) -> None:
 
 @rule("RESULT-3")
 async def all_waiters_on_one_id_get_the_result_of_one_run(h: Harness) -> None:
-    """Ten callers of one id: one job, one lease, ten times the same result."""
+    """Ten callers with one id get the same result of one job and one lease."""
     async with queue_of(h) as queue:
         waits = [asyncio.create_task(queue.enqueue_and_wait({}, id="job", timeout=LONG)) for _ in range(10)]
         with waiting_claims(h) as claim:
@@ -147,7 +147,7 @@ async def all_waiters_on_one_id_get_the_result_of_one_run(h: Harness) -> None:
 
 @rule("RESULT-3")
 async def a_waiter_that_leaves_disturbs_no_other(h: Harness) -> None:
-    """One is canceled, one times out, the third gets the result."""
+    """One waiter is canceled, one times out, the third gets the result."""
     async with queue_of(h) as queue:
         await queue.enqueue({}, id="job")
         leaves = asyncio.create_task(queue.result("job", timeout=LONG))
@@ -166,7 +166,7 @@ async def a_waiter_that_leaves_disturbs_no_other(h: Harness) -> None:
 
 @rule("CLAIM-3")
 async def a_waiting_claim_wakes_when_a_job_becomes_visible(h: Harness) -> None:
-    """By an enqueue, by a due time, by an expiry, by a release: long before any fallback poll."""
+    """By an enqueue, a due time, an expired lease or a release, long before any fallback poll."""
     (other,) = await h.handles(1)
     with waiting_claims(h) as claim:
         waiting = asyncio.create_task(claim(1))
@@ -190,7 +190,7 @@ async def a_waiting_claim_wakes_when_a_job_becomes_visible(h: Harness) -> None:
 
 @rule("CLAIM-3")
 async def a_waiting_claim_ends_with_its_time(h: Harness) -> None:
-    """With nothing, and nothing is leased behind its back."""
+    """It returns no job, and none is leased afterwards."""
     with waiting_claims(h, wait_s=0.01) as claim:
         expect_equal(await claim(1), [], "claim that waited for nothing")
     await h.queued("job")
@@ -202,7 +202,7 @@ async def a_waiting_claim_ends_with_its_time(h: Harness) -> None:
 
 @rule("LEASE-4")
 async def a_lease_is_renewed_under_a_handler_that_blocks_the_event_loop(h: Harness) -> None:
-    """A handler that is busy for longer than its lease still completes, in one attempt."""
+    """A handler that runs longer than its lease still completes, in one attempt."""
     lease = timedelta(seconds=1)
 
     @job(name="busy", queue=h.queue)
@@ -223,7 +223,7 @@ async def a_lease_is_renewed_under_a_handler_that_blocks_the_event_loop(h: Harne
 
 @rule("CANCEL-2")
 async def a_running_handler_is_notified_within_a_second(h: Harness) -> None:
-    """It is interrupted, can clean up, and nothing of it is recorded afterwards."""
+    """It is interrupted and can clean up. Nothing that it does afterwards is recorded."""
     began, seen = asyncio.Event(), asyncio.Event()
 
     @job(name="endless", queue=h.queue)

@@ -1,7 +1,7 @@
 -- The log, its readers, and the counts that are made from it.
 
--- The log: one row for each call, with all its events in array columns. An array of one element stands for as many as
--- there are events. Rows go to one of eight partitions, `meta.slot`. When that is large, the pruner switches to an empty one.
+-- The log: one row for each call, with all its events in array columns. An array of one element has the same value for all
+-- events. Rows go to one of eight partitions, `meta.slot`. When that is large, the pruner switches to an empty one.
 -- It truncates a partition once all its rows are trimmed, and deletes no single rows.
 CREATE TABLE {s}.events (
     xid      bigint NOT NULL,                    -- the transaction, plus meta.base

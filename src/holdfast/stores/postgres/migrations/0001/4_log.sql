@@ -1,10 +1,10 @@
 -- Writing the log, and the position that its readers stay below. A row of the log has the events of one call.
 
--- The last transaction under which events of freed ids are filed. An id that is free again leaves nothing else behind.
+-- The last transaction under which events of freed ids are filed. Freed ids leave no other trace.
 CREATE SEQUENCE {s}.freed_xid MINVALUE 0 START 0;
 
--- Notes that ids are free again, of jobs whose last events are filed under this transaction. Call it last: it makes
--- other transactions wait.
+-- Notes that ids are free again, and the transaction that the last events of their jobs are filed under. Call it last: other
+-- transactions wait for it.
 CREATE FUNCTION {s}.note_freed(p_xid bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('{s}.freed_xid', 11));
@@ -114,12 +114,12 @@ DECLARE
     v_pids int[];
     v_foreign xid[];
 BEGIN
-    -- Skip the read of all locks if no event is held up: it makes other transactions wait for a moment.
+    -- If no event is held up, skip the read of all locks, which makes other transactions wait for a moment.
     IF NOT EXISTS (SELECT FROM {s}.events e WHERE e.epoch = (SELECT epoch FROM {s}.meta) AND e.xid >= v_base + v_xmin) THEN
         RETURN v_base + v_xmin;
     END IF;
     BEGIN
-        PERFORM pg_stat_clear_snapshot();  -- Without this, a transaction sees its earlier reading again.
+        PERFORM pg_stat_clear_snapshot();  -- Without this, a transaction reads the statistics of its first read again.
         SELECT array_agg(pid) INTO v_pids FROM pg_stat_get_activity(NULL)
         WHERE datid <> (SELECT oid FROM pg_database WHERE datname = current_database());
         SELECT array_agg(x) INTO v_foreign FROM (

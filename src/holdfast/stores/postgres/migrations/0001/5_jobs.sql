@@ -1,5 +1,5 @@
 -- The hot paths for batches, one call and one round trip each: enqueue, complete and extend; and the locks that the slower
--- paths begin with. An array of one element stands for as many as are needed.
+-- paths begin with. An array of one element has the same value for all jobs.
 --
 -- Each function sets how it is planned: by index, in nested loops, whatever the statistics say. With stale statistics the
 -- planner would finish jobs by the index of deadlines, and a claim could take more than its limit.

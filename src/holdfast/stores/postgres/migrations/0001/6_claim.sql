@@ -7,7 +7,7 @@
 --
 -- The r-th job of a lane has its turn at time + r * cost. Jobs with the least (time, tie) come first, as if turns were
 -- dealt one by one. The claim stops where this order is no longer certain: where a lane found all k jobs that it looked for
--- (it may have more), or where the first lane begins that was not named (p_bounds). Newcomers enter at the time of the
+-- (it may have more), or at the turn of the first lane that was not named (p_bounds). Newcomers enter at the time of the
 -- first lane in the turns that has work. If no such lane has work, they enter at p_floors. It is NULL while the
 -- claimer has not named all lanes that are in the turns.
 --

@@ -127,7 +127,7 @@ EXCEPTION WHEN SQLSTATE 'HF001' THEN
     now := NULL;
 END $$;
 
--- Notifies waiting claims (p_ready) unless the job was handed off, and everything else in any case. NULL channels: sends
+-- Notifies waiting claims (p_ready) unless the job was handed off, and always the other listeners. NULL channels: sends
 -- nothing but a hand-off.
 CREATE PROCEDURE {s}.enqueue_one_and_notify(
     p_channels text[], p_hints text[], p_ready text[], p_tenant text, p_queue_id int, p_lane int, p_id text, p_type text,

@@ -4,7 +4,7 @@
 -- Consecutive events of one tenant in a row of the log, after the first `first` ones. The first `gone` of them are removed.
 CREATE TYPE {s}.event_run AS (epoch int, xid bigint, n bigint, first int, count int, gone int, tenant text);
 
--- A slice of a column of the log. An array of one element stands for all events of the row.
+-- A slice of a column of the log. An array of one element has the same value for all events.
 CREATE FUNCTION {s}.slice_of(p_column anyarray, p_from int, p_to int) RETURNS anyarray LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN cardinality(p_column) > 1 THEN p_column[p_from : p_to] ELSE p_column END
 $$;
