@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import Permanent, Worker, job
 from holdfast.core.job import JobKey
-from tests.dashboard.support import parsed, texts, token
+from tests.dashboard.support import operator_token, parsed, texts, token
 
 pytestmark = pytest.mark.asyncio
 
@@ -150,6 +150,27 @@ async def test_a_job_shows_what_happened_to_it(opened):
     assert '{ "said": "fine" }' in shown
     assert "Replay" not in shown
     assert (await browser.get("/job?tenant=acme&queue=mail&id=none")).status_code == 404
+
+
+async def test_a_job_that_waits_says_why(opened):
+    queue = opened.queue()
+    await queue.enqueue({"n": 1}, queue="mail", id="first")
+    await queue.enqueue({"n": 1}, queue="mail", id="waits")
+    await queue.pause("mail")
+    shown = texts(await opened.browser().get("/job?tenant=acme&queue=mail&id=waits"))
+    why = (await queue.explain("waits", queue="mail")).causes
+    assert {"paused", "no_worker", "jobs_ahead"} <= {cause.code for cause in why}
+    assert all(cause.text in shown for cause in why)
+
+
+async def test_a_tenant_does_not_learn_how_many_others_wait(guarded):
+    for name in ("acme", "one", "two"):
+        await guarded.queue(name).enqueue({"n": 1}, queue="mail", id="waits")
+    (cause,) = [one for one in (await guarded.queue().explain("waits", queue="mail")).causes if one.count == 2]
+    browser = await guarded.logged_in(token("acme"))
+    assert cause.text not in texts(await browser.get("/job?queue=mail&id=waits"))
+    browser = await guarded.logged_in(operator_token())
+    assert cause.text in texts(await browser.get("/job?tenant=acme&queue=mail&id=waits"))
 
 
 async def test_a_large_payload_is_folded_and_an_unreadable_one_is_named(opened):
