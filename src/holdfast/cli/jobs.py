@@ -17,6 +17,7 @@ from holdfast.cli.session import find_explanation, find_job, job_not_found, page
 from holdfast.core.errors import HoldfastError, JobCanceled, JobFailed, JobNotFound, WaitTimeout
 
 if TYPE_CHECKING:
+    from holdfast.queue.filters import JobFilter
     from holdfast.queue.queue import Queue
     from holdfast.queue.records import JobPage, JobRecord
 
@@ -202,7 +203,8 @@ def list_jobs(
 
     async def act(bound: Queue) -> tuple[list[JobRecord], str | None]:
         def page(name: str | None, at: str | None, size: int) -> Awaitable[JobPage]:
-            return bound.list(queue=name, newest=newest, cursor=at, limit=size, **chosen)
+            one: JobFilter = {**chosen, "queue": name}
+            return bound.list(newest=newest, cursor=at, limit=size, **one)
 
         if newest:
             return await pages_of(queue, cursor, most, page)

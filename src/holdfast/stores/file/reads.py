@@ -162,7 +162,7 @@ def _walk_back(db: sqlite3.Connection, lane: int, query: ListQuery) -> Iterator[
     if JobState.LEASED in query.states:
         walks.append(walk("newest_leased", "deadline"))
     if ended := query.states & TERMINAL:
-        walks.append(walk("newest_dead" if ended == {JobState.FAILED} else "newest_ended", "finished_at"))
+        walks.append(walk("newest_dead" if ended == frozenset({JobState.FAILED}) else "newest_ended", "finished_at"))
     for place, row in merge(*walks, key=itemgetter(0), reverse=True):
         yield cursor_text(place), rows.to_job(row, query.tenant, query.queue)
 
