@@ -245,7 +245,15 @@ async def test_workers_and_lists_by_time_go_over_http(address, tenant):
     async with connected(address, tenant) as queue:
         await queue.store.beat(WorkerInfo("w1", tenant, "host", 7, ("mail",), 3, 2), 60_000)
         (worker,) = await queue.workers()
-        seen = (worker.id, worker.tenant, worker.host, worker.pid, worker.queues, worker.concurrency, worker.held)
+        seen = (
+            worker.id.rpartition("/")[2],
+            worker.tenant,
+            worker.host,
+            worker.pid,
+            worker.queues,
+            worker.concurrency,
+            worker.held,
+        )
         assert seen == ("w1", tenant, "host", 7, ("mail",), 3, 2)
         for number, name in enumerate("bab"):
             await queue.enqueue(number, id=str(number), queue=name, delay=100 + number)

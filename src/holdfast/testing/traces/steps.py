@@ -271,8 +271,10 @@ def list_jobs(random: Random, world: World) -> TraceStep:
     type_ = random.choice((None, None, *TYPES))
     error = random.choice((None, None, None, "Boom", "broke", "LeaseExpired", "nothing"))
     query = ListQuery(*lane, states, type_, error, None, random.choice((1, 2, 5, 100)))
-    if _rarely(random, 2):
-        query = replace(query, newest=True, queue=random.choice((lane[1], "", "")), id=random.choice((None, None, "b")))
+    kind = (len(states) + query.limit) % 3
+    if kind:
+        id_, error = ("b", None) if error == "nothing" else (None, error)
+        query = replace(query, newest=True, queue=lane[1] if kind == 1 else "", id=id_, error=error)
     return TraceStep("list", (query,))
 
 
