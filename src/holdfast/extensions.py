@@ -148,12 +148,12 @@ class TypeCatalog(Protocol):
     """A store that answers itself which job types the workers of a tenant run. See `known_types`."""
 
     async def known_types(self, tenant: str) -> KnownTypes:
-        """The job types that the living workers of this tenant run."""
+        """The job types that the live workers of this tenant run."""
         ...
 
 
 async def known_types(store: Store, tenant: str) -> KnownTypes:
-    """The job types that living workers run for this tenant: its own workers, and those for all tenants."""
+    """The job types that live workers run for this tenant: its own workers, and those for all tenants."""
     if isinstance(store, TypeCatalog):
         return await store.known_types(tenant)
     return KnownTypes.of(await store.workers(tenant))

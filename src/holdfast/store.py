@@ -183,7 +183,7 @@ class TenantPage(Struct, frozen=True):
 
 
 class WorkerPage(Struct, frozen=True):
-    """Living workers, by id. A page may be empty and still have a cursor."""
+    """Live workers, by id. A page may be empty and still have a cursor."""
 
     workers: list[WorkerInfo]
     cursor: str | None
@@ -428,13 +428,13 @@ class Store(Protocol):
         """
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
-        """Record a worker's heartbeat. It counts as living for `ttl_ms`; 0 signs it off."""
+        """Record a worker's heartbeat. It counts as live for `ttl_ms`; 0 signs it off."""
 
     async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
-        """Living workers that serve the tenant (None: any), by id."""
+        """Live workers that serve the tenant (None: any), by id."""
 
     async def worker_page(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> WorkerPage:
-        """Living workers among the next `limit` after a cursor."""
+        """Live workers among the next `limit` after a cursor."""
 
     async def reap(self, limit: int, random: float) -> Reaped:
         """Expired -> retrying, or failed if no attempts are left: up to `limit`, oldest first. [LEASE-3, RETRY-2]"""

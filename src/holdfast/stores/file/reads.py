@@ -332,12 +332,12 @@ def worker_page(db: sqlite3.Connection, tenant: str | None, cursor: str | None, 
     """A page of live workers. Scans up to `limit` workers."""
     found = db.execute(SQL["workers"], (name_cursor(cursor, check_id), limit)).fetchall()
     at = now(db)
-    living = [
+    live = [
         msgspec.structs.replace(_decode_worker(info), started_at=started_at, seen_at=seen_at)
         for _, expires_at, info, started_at, seen_at in found
         if expires_at > at
     ]
-    mine = [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+    mine = [worker for worker in live if tenant is None or worker.tenant in (None, tenant)]
     return WorkerPage(mine, found[-1][0] if len(found) == limit else None)
 
 

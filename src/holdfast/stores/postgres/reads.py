@@ -191,12 +191,12 @@ async def worker_page(client: PostgresClient, tenant: str | None, cursor: str | 
     """Live workers, among up to PAGE_LIMIT that are read."""
     limit = min(limit, PAGE_LIMIT)
     found = await client.rows("workers", name_cursor(cursor, check_id), limit, repeat=True)
-    living = [
+    live = [
         replace(_decode_worker(row["info"]), started_at=row["started_at"], seen_at=row["seen_at"])
         for row in found
         if row["lives"]
     ]
-    mine = [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+    mine = [worker for worker in live if tenant is None or worker.tenant in (None, tenant)]
     return WorkerPage(mine, found[-1]["worker_id"] if len(found) == limit else None)
 
 

@@ -173,19 +173,19 @@ async def a_worker_lives_until_its_last_beat_is_over(h: Harness) -> None:
         for worker in (mine, all_, other):
             await f.store.beat(worker, 10 * SECOND)
 
-        async def living(tenant: str | None) -> list[tuple[str, int, int]]:
+        async def live(tenant: str | None) -> list[tuple[str, int, int]]:
             return [(w.worker_id, w.started_at - start, w.seen_at - start) for w in await f.store.workers(tenant)]
 
-        expect_equal(await living(f.tenant), [("w1", 0, 0), ("w2", 0, 0)], "workers that serve the tenant")
+        expect_equal(await live(f.tenant), [("w1", 0, 0), ("w2", 0, 0)], "workers that serve the tenant")
         await f.advance(6 * SECOND)
         await f.store.beat(replace(mine, held=3), 10 * SECOND)
         expect_equal([w.held for w in await f.store.workers(f.tenant)], [3, 0], "what the workers said last")
         expect_equal([w.types for w in await f.store.workers(f.tenant)], [types, ()], "the types that they run")
         await f.advance(4 * SECOND - 1)
-        expect_equal([w for w, _, _ in await living(None)], ["w1", "w2", "w3"], "workers before a beat is over")
+        expect_equal([w for w, _, _ in await live(None)], ["w1", "w2", "w3"], "workers before a beat is over")
         await f.advance(1)
-        expect_equal(await living(None), [("w1", 0, 6 * SECOND)], "workers once some beats are over")
+        expect_equal(await live(None), [("w1", 0, 6 * SECOND)], "workers once some beats are over")
         await f.store.beat(mine, 0)
-        expect_equal(await living(None), [], "workers once the last signed off")
+        expect_equal(await live(None), [], "workers once the last signed off")
         await f.store.beat(mine, SECOND)
-        expect_equal(await living(None), [("w1", 10 * SECOND, 10 * SECOND)], "a worker that was started again")
+        expect_equal(await live(None), [("w1", 10 * SECOND, 10 * SECOND)], "a worker that was started again")
