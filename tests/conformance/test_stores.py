@@ -85,7 +85,7 @@ def test_a_broken_rule_is_named_in_the_certificate() -> None:
 
 
 def test_what_a_store_does_not_have_is_skipped_with_the_reason() -> None:
-    checks = [check for check in all_checks() if check.name == "a_delivered_job_is_leased_as_by_a_claim"]
+    checks = [check for check in all_checks() if check.name == "a_handed_off_job_is_leased_as_by_a_claim"]
     certificate = asyncio.run(certify("memory:skipped", checks))
     assert certificate.held
     assert [row.skipped for row in certificate.rows] == ["the store has no direct hand-off: it has no `open_inbox`"]

@@ -107,7 +107,7 @@ async def a_leased_job_is_not_given_again_before_its_deadline(h: Harness) -> Non
 
 
 @rule("CLAIM-2")
-async def jobs_come_by_priority_then_by_time_then_by_sequence(h: Harness) -> None:
+async def jobs_are_claimed_by_priority_then_time_then_sequence(h: Harness) -> None:
     """Priority 9 is first. Equal priorities are ordered by when they became visible, then by enqueue."""
     async with h.frozen() as f:
         for number, priority in enumerate((0, 5, 9, 4, 5, 9, 1, 0, 8)):
@@ -127,7 +127,7 @@ async def jobs_come_by_priority_then_by_time_then_by_sequence(h: Harness) -> Non
 
 
 @rule("CLAIM-2")
-async def a_job_that_comes_back_is_ordered_by_when_it_became_visible(h: Harness) -> None:
+async def a_retried_job_is_ordered_by_its_new_visible_time(h: Harness) -> None:
     """Within its priority, a retried, released or replayed job is ordered by its new instant."""
     async with h.frozen() as f:
         await f.queued("a", "b", "c")
@@ -166,7 +166,7 @@ async def leased_and_future_jobs_never_hide_ready_ones(h: Harness) -> None:
 
 
 @rule("CLAIM-2")
-async def many_jobs_that_become_due_at_once_all_come_in_order(h: Harness) -> None:
+async def many_jobs_due_at_the_same_time_are_claimed_in_order(h: Harness) -> None:
     """They are more than a store promotes in one step. Priority orders all of them, and none is lost."""
     ids = [f"job-{number:04}" for number in range(1500)]
     await h.queued(*ids, delay_ms=MINUTE_MS)
@@ -193,7 +193,7 @@ async def a_claim_names_queues_and_never_job_types(h: Harness) -> None:
 
 
 @rule("CLAIM-3")
-async def an_empty_claim_learns_when_to_look_again(h: Harness) -> None:
+async def an_empty_claim_says_when_to_claim_again(h: Harness) -> None:
     """It gets the next due time or the next deadline, whichever is earlier. None if there is neither."""
     async with h.frozen(keep_events="1000") as f:
         expect_equal((await f.claim_page()).next_at, None, "when to look again in an empty store")
@@ -214,7 +214,7 @@ async def an_empty_claim_learns_when_to_look_again(h: Harness) -> None:
 
 
 @rule("CLAIM-3")
-async def a_worker_that_starts_learns_when_to_look_again(h: Harness) -> None:
+async def a_new_worker_learns_when_to_claim_again(h: Harness) -> None:
     """This includes the end of leases that were granted before it started."""
     if not h.capabilities.durable:
         raise Skipped("the store does not outlive the process")
@@ -229,7 +229,7 @@ async def a_worker_that_starts_learns_when_to_look_again(h: Harness) -> None:
 
 
 @rule("CLAIM-3")
-async def an_urgent_job_that_is_due_late_does_not_hide_when_to_look(h: Harness) -> None:
+async def an_urgent_job_due_later_does_not_hide_the_next_due_job(h: Harness) -> None:
     """The earliest due time counts, whatever the priority. At that time the job can be claimed."""
     async with h.frozen(keep_events="1000") as f:
         await f.queued("urgent", priority=9, delay_ms=HOUR)
@@ -247,7 +247,7 @@ async def an_urgent_job_that_is_due_late_does_not_hide_when_to_look(h: Harness) 
 
 
 @rule("CLAIM-3")
-async def a_hint_comes_whenever_a_job_may_have_become_visible(h: Harness) -> None:
+async def a_hint_is_sent_whenever_a_job_may_have_become_visible(h: Harness) -> None:
     """After an enqueue, retry, release, replay, resume and an expired lease, also through another handle."""
     other = (await h.handles(2))[1]
     key = h.key("job")
@@ -277,7 +277,7 @@ async def a_hint_comes_whenever_a_job_may_have_become_visible(h: Harness) -> Non
 
 
 @rule("CLAIM-3")
-async def a_listener_that_stopped_hears_nothing(h: Harness) -> None:
+async def a_stopped_listener_gets_no_hints(h: Harness) -> None:
     """The other listeners still get hints."""
     with h.listening() as stays:
         with h.listening() as leaves:
@@ -294,7 +294,7 @@ async def a_listener_that_stopped_hears_nothing(h: Harness) -> None:
 
 
 @rule("CLAIM-4")
-async def claims_at_the_same_time_all_get_an_answer(h: Harness) -> None:
+async def concurrent_claims_all_get_an_answer(h: Harness) -> None:
     """A hundred claims run over several handles, for one tenant and for all, beside enqueues and acknowledgements."""
     tenants = [h.name("t") for _ in range(4)]
     for tenant in tenants:
@@ -356,7 +356,7 @@ async def a_paused_queue_accepts_jobs_and_hands_out_none(h: Harness) -> None:
 
 
 @rule("CLAIM-5")
-async def a_pause_stops_a_tenant_that_takes_turns(h: Harness) -> None:
+async def a_tenant_with_a_paused_queue_takes_no_turns(h: Harness) -> None:
     """A tenant whose queue is paused has no more turns at once, and has turns again after the resume."""
     for tenant in (h.tenant, h.other):
         await h.queued(*(f"job-{number}" for number in range(20)), tenant=tenant)
@@ -381,7 +381,7 @@ async def a_pause_stops_that_queue_alone(h: Harness) -> None:
 
 
 @rule("CLAIM-5")
-async def jobs_that_run_when_a_queue_is_paused_can_end(h: Harness) -> None:
+async def running_jobs_of_a_paused_queue_can_end(h: Harness) -> None:
     """They can complete and extend. A job that is retried or released waits for the resume."""
     await h.queued("a", "b", "c")
     a, b, c = await h.claim(3)
@@ -398,7 +398,7 @@ async def jobs_that_run_when_a_queue_is_paused_can_end(h: Harness) -> None:
 
 
 @rule("CLAIM-2")
-async def a_job_that_is_due_later_is_passed_over_in_a_batch(h: Harness) -> None:
+async def a_batch_of_claims_skips_a_job_that_is_due_later(h: Harness) -> None:
     """The batch continues with jobs of lower priority behind it."""
     await h.queued("first", priority=9)
     await h.queued("later", priority=9, delay_ms=HOUR)

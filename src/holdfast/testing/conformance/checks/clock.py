@@ -23,7 +23,7 @@ from holdfast.testing.conformance.rules import rule
 
 
 @rule("TIME-1")
-async def every_instant_is_one_of_the_stores_clock(h: Harness) -> None:
+async def every_instant_comes_from_the_store_clock(h: Harness) -> None:
     """The instants of enqueue, claim, error, end, expiry and event are between two reads of the clock."""
     await h.advance(5 * HOUR)
     before = await h.now()
@@ -134,7 +134,7 @@ async def a_clock_that_jumps_back_loses_nothing(h: Harness) -> None:
 
 
 @rule("TIME-1")
-async def a_running_clock_runs_and_can_be_moved(h: Harness) -> None:
+async def a_running_test_clock_can_be_moved(h: Harness) -> None:
     """It never stops, and a shift moves it by exactly the given time."""
     before = await h.now()
     await h.advance(10 * SECOND)
@@ -149,7 +149,7 @@ async def a_running_clock_runs_and_can_be_moved(h: Harness) -> None:
 
 
 @rule("TIME-1")
-async def the_clock_can_be_shifted_only_where_that_was_asked_for(h: Harness) -> None:
+async def only_a_test_clock_can_be_moved(h: Harness) -> None:
     """Without `test_clock`, no call moves it."""
     store = make_store(h.spaces.url(h.name("real")))
     await store.open()
@@ -163,7 +163,7 @@ async def the_clock_can_be_shifted_only_where_that_was_asked_for(h: Harness) -> 
 
 
 @rule("TIME-1")
-async def a_worker_lives_until_its_last_beat_is_over(h: Harness) -> None:
+async def a_worker_counts_as_live_until_its_last_beat_expires(h: Harness) -> None:
     """The store's clock decides, to the millisecond. It can sign off earlier. The tenants that it serves see it."""
     async with h.frozen() as f:
         types = (TypeInfo("t", f.queue, 1, Backoff(1000, 3.0, 9000, "none"), 2500, 8, 60_000), TypeInfo(""))

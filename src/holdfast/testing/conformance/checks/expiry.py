@@ -29,7 +29,7 @@ async def _by_claim_for_all(f: Harness) -> None:
 
 
 @rule("LEASE-3")
-async def expiry_is_found_exactly_by_any_claim_and_by_the_reaper(h: Harness) -> None:
+async def any_claim_and_the_reaper_end_a_lease_exactly_at_its_deadline(h: Harness) -> None:
     """Not a millisecond before the deadline, but at it, even by a claim of another tenant and queue."""
     finders: tuple[Callable[[Harness], Awaitable[None]], ...] = (
         _by_reaper,

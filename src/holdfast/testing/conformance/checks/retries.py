@@ -48,7 +48,7 @@ async def a_single_attempt_is_never_retried_and_four_are_the_default(h: Harness)
 
 
 @rule("RETRY-1")
-async def an_attempt_that_timed_out_last_says_so(h: Harness) -> None:
+async def a_job_whose_last_attempt_timed_out_says_so(h: Harness) -> None:
     """The job failed for `timeout` if its last attempt timed out."""
     job = await h.leased(max_attempts=1)
     h.accepted(await h.retry(job, timed_out=True), JobState.FAILED)
@@ -86,7 +86,7 @@ async def a_job_that_kills_its_worker_becomes_a_dead_letter(h: Harness) -> None:
 
 
 @rule("RETRY-2")
-async def expired_and_failed_attempts_count_alike(h: Harness) -> None:
+async def expired_and_failed_attempts_count_the_same(h: Harness) -> None:
     """An expired attempt and a failed one use two attempts, in either order."""
     for order in (("expire", "retry"), ("retry", "expire")):
         queue = h.name("q")
@@ -234,7 +234,7 @@ async def errors_keep_type_message_and_traceback_of_each_attempt(h: Harness) -> 
 
 
 @rule("RETRY-5")
-async def a_release_gives_the_attempt_back_and_shows_the_job_at_once(h: Harness) -> None:
+async def a_release_returns_the_attempt_and_makes_the_job_visible_at_once(h: Harness) -> None:
     """Any number of releases uses no attempts and leaves no errors."""
     await h.queued("job", max_attempts=2)
     for _ in range(5):
@@ -252,7 +252,7 @@ async def a_release_gives_the_attempt_back_and_shows_the_job_at_once(h: Harness)
 
 
 @rule("RETRY-5")
-async def a_release_can_give_back_all_earlier_attempts(h: Harness) -> None:
+async def a_release_can_return_all_earlier_attempts(h: Harness) -> None:
     """This is for system jobs: leases lost with their workers must not use up their attempts."""
     await h.queued("job", max_attempts=3)
     for _ in range(2):
@@ -287,7 +287,7 @@ async def a_release_with_a_delay_is_scheduled(h: Harness) -> None:
 
 
 @rule("RETRY-6")
-async def a_release_with_a_reason_says_so_and_since_when(h: Harness) -> None:
+async def a_released_job_shows_its_reason_and_since_when(h: Harness) -> None:
     """The event, the record and the next claim have both. The same reason keeps the time, another one resets it."""
     async with h.frozen() as f:
         job = await f.leased(max_attempts=1)
@@ -308,7 +308,7 @@ async def a_release_with_a_reason_says_so_and_since_when(h: Harness) -> None:
 
 
 @rule("RETRY-6")
-async def the_reason_of_a_release_ends_with_the_next_wait(h: Harness) -> None:
+async def the_reason_of_a_release_lasts_until_another_worker_runs_the_job(h: Harness) -> None:
     """A retry, an expired lease, a replay, or a release without a reason ends it: that worker knew the job."""
     async with h.frozen() as f:
         for outcome in ("release", "retry", "expire", "replay"):
@@ -333,7 +333,7 @@ async def the_reason_of_a_release_ends_with_the_next_wait(h: Harness) -> None:
 
 
 @rule("RETRY-5")
-async def a_released_lease_is_spent(h: Harness) -> None:
+async def a_released_lease_cannot_be_used_again(h: Harness) -> None:
     """A worker that released a job can no longer acknowledge it."""
     job = await h.leased()
     h.accepted(await h.release(job), JobState.READY)
