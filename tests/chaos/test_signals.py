@@ -53,7 +53,7 @@ async def test_after_the_grace_running_jobs_are_given_back(zygote, queue, url, l
     assert notes(log, "told")
 
 
-async def test_the_second_signal_ends_it_at_once(zygote, queue, url, log, tmp_path):
+async def test_the_second_signal_stops_the_worker_at_once(zygote, queue, url, log, tmp_path):
     ids = ["x", "y"]
     await queue.enqueue_many([wait_politely.message(log, str(tmp_path / "never")).options(id=id_) for id_ in ids])
     pid = await zygote.start(url, log=log, concurrency=1, prefetch=1, grace_s=GRACE_S)

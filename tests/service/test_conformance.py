@@ -135,7 +135,7 @@ def run(behind, bases, monkeypatch):
 
 
 @pytest.mark.parametrize("store, check", list(turns()))
-def test_the_service_keeps_the_rule(store: str, check: Check, run) -> None:
+def test_the_service_keeps_each_rule(store: str, check: Check, run) -> None:
     try:
         run(store, check)
     except Skipped as reason:
@@ -143,7 +143,7 @@ def test_the_service_keeps_the_rule(store: str, check: Check, run) -> None:
 
 
 @pytest.mark.parametrize("name", NOT_OVER_HTTP)
-def test_what_is_left_out_cannot_hold_over_http(name, run):
+def test_each_rule_left_out_cannot_hold_over_http(name, run):
     """Else it would have to be taken in."""
     (check,) = [check for check in all_checks() if check.name == name]
     with pytest.raises(Exception) as told:  # noqa: PT011 - Broken, Unsupported, Skipped: however it shows

@@ -14,7 +14,7 @@ from holdfast.service.proofs import LeaseKeys
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_processes_that_start_at_the_same_time_share_one_ring(url):
+async def test_processes_that_start_at_the_same_time_share_one_lease_key(url):
     async with AsyncExitStack() as stack:
         stores = [await open_store(url) for _ in range(5)]
         for store in stores:
