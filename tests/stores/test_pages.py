@@ -17,7 +17,7 @@ def kind(request):
     return request.param
 
 
-async def test_queues_without_jobs_are_passed_in_bounded_looks(plain_url):
+async def test_queues_without_jobs_are_skipped_in_bounded_reads(plain_url):
     store = await open_store(plain_url)
     names = [f"q-{number:05}" for number in range(MANY)]
     keys = [JobKey(TENANT, name, "job") for name in names]
