@@ -80,7 +80,7 @@ class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
     data: bytes | None = None
     """The payload, in the codec of `spec` or else JSON. None: not encoded yet."""
     definition: JobDefinition[..., Any, R] | None = None
-    said: EnqueueOptions | None = None
+    given: EnqueueOptions | None = None
     resolved: Resolved = PLAIN
 
     @staticmethod
@@ -104,8 +104,8 @@ class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
 
     def options(self, **options: Unpack[EnqueueOptions]) -> Message[R]:
         """The same message with options of its own, those of `enqueue`. They win over the options of the call."""
-        said: EnqueueOptions = {**(self.said or {}), **options}
-        return Message(self.spec, self.value, self.data, self.definition, said, resolve(said))
+        given: EnqueueOptions = {**(self.given or {}), **options}
+        return Message(self.spec, self.value, self.data, self.definition, given, resolve(given))
 
     def encode(self, codec: str) -> tuple[bytes, str]:
         """The payload and its codec: the definition's, else `codec`. Raises InvalidPayload."""

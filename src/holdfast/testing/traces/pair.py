@@ -147,13 +147,16 @@ class Pair:
             elif claimed and job.state in WAITING and self._wanted(key, request):
                 expect(job.visible_at > self.world.now, f"{side.name}: the claim left {key}, a visible job [CLAIM-2]")
                 soonest.append(job.visible_at)
-        said = side.relative(answer.next_at)
+        next_at = side.relative(answer.next_at)
         if claimed:
-            expect(said is None or said > self.world.now, f"{side.name}: next_at {said} is not in the future [CLAIM-3]")
+            expect(
+                next_at is None or next_at > self.world.now,
+                f"{side.name}: next_at {next_at} is not in the future [CLAIM-3]",
+            )
         first = min(soonest, default=None)
         expect(
-            first is None or (said is not None and said <= first),
-            f"{side.name}: next_at is {said}, and something is due at {first} [CLAIM-3]",
+            first is None or (next_at is not None and next_at <= first),
+            f"{side.name}: next_at is {next_at}, and something is due at {first} [CLAIM-3]",
         )
 
     def _wanted(self, key: JobKey, request: ClaimRequest) -> bool:

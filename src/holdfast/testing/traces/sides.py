@@ -232,8 +232,8 @@ class Side:
         if isinstance(value, HoldfastError):
             return {"": type(value).__name__, "args": value.args}
         if isinstance(value, dict):
-            said = cast("dict[str, Any]", value).items()
-            return {key: self.comparable(item, key) for key, item in said if key not in OWN}
+            fields = cast("dict[str, Any]", value).items()
+            return {key: self.comparable(item, key) for key, item in fields if key not in OWN}
         if isinstance(value, list | tuple):
             return [self.comparable(item, name) for item in cast("Sequence[Any]", value)]
         return value
