@@ -103,7 +103,7 @@ class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
         return Message(spec, payload)
 
     def options(self, **options: Unpack[EnqueueOptions]) -> Message[R]:
-        """The same message with options of its own, those of `enqueue`. They win over the options of the call."""
+        """The same message with options of its own, those of `enqueue`. They override the options of the call."""
         given: EnqueueOptions = {**(self.given or {}), **options}
         return Message(self.spec, self.value, self.data, self.definition, given, resolve(given))
 
@@ -305,7 +305,7 @@ def find(name: str) -> JobDefinition[..., Any, Any] | None:
 
 
 def with_policy(message: Message[R], known: KnownTypes) -> Message[R]:
-    """Complete a message made without its definition by what the live workers report of its type."""
+    """Add the options that live workers report for the type of a message that was made without its definition."""
     policy = known.types.get(message.spec.type)
     if policy is None:
         return message

@@ -110,7 +110,7 @@ def duration_ms(option: str, value: Seconds) -> int:
     if isinstance(value, timedelta):
         ms = value / _ONE_MS
     elif isinstance(value, (int, float)) and not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        # Rounds the product's error away: 4.035 s are 4035 ms.
+        # Removes the rounding error of the product: 4.035 s are 4035 ms.
         ms = round(value * 1000.0, 6)
     else:
         raise InvalidOption(option, f"{value!r} is neither a timedelta nor a number of seconds")

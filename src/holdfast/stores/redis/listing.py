@@ -116,7 +116,7 @@ def _stats(now: int, found: list[Any]) -> list[QueueStats]:
 
 
 async def tenant_page(shards: Shards, cursor: str | None, limit: int) -> TenantPage:
-    """Some tenants of all shards. Each shard stops somewhere, and the page ends at the first of these places."""
+    """Some tenants of all shards. Each shard reads up to some tenant; the page ends at the first of these tenants."""
     request = encode((*tenant_cursor(cursor), min(limit, PAGE_LIMIT), QUEUES_LOOKED_AT))
     answers = await shards.run_on_all("tenants", request)
     stops = [(tenant.decode(), queue.decode()) for tenant, queue, *_ in answers if tenant]

@@ -1,4 +1,4 @@
-"""CLAIM: who gets which job, and when."""
+"""CLAIM: the order of jobs, leases, waiting and pauses."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def a_retried_job_is_ordered_by_its_new_visible_time(h: Harness) -> None:
         await f.queued("f")
         order = ["urgent", "d", "b", "c", "e", "a", "f"]
         expect_equal(await f.list_ids(JobState.READY), order, "order of the list of ready jobs")
-        expect_equal([job.id for job in await f.claim(20)], order, "order after some came back")
+        expect_equal([job.id for job in await f.claim(20)], order, "order after retries, releases and replays")
 
 
 @rule("CLAIM-2")
@@ -196,21 +196,21 @@ async def a_claim_names_queues_and_never_job_types(h: Harness) -> None:
 async def an_empty_claim_says_when_to_claim_again(h: Harness) -> None:
     """It gets the next due time or the next deadline, whichever is earlier. None if there is neither."""
     async with h.frozen(keep_events="1000") as f:
-        expect_equal((await f.claim_page()).next_at, None, "when to look again in an empty store")
+        expect_equal((await f.claim_page()).next_at, None, "when to claim again in an empty store")
         await f.queued("later", delay_ms=HOUR)
         await f.queued("sooner", delay_ms=MINUTE_MS)
         now = await f.now()
-        expect_equal((await f.claim_page()).next_at, now + MINUTE_MS, "when to look again: the next due time")
+        expect_equal((await f.claim_page()).next_at, now + MINUTE_MS, "when to claim again: the next due time")
         expect_equal((await f.claim_page(tenant=None)).next_at, now + MINUTE_MS, "the same for all tenants")
         await f.queued("job")
         page = await f.claim_page(5, lease_ms=LEASE)
         expect_equal(len(page.jobs), 1, "jobs of a claim of five")
-        expect_equal(page.next_at, now + LEASE, "when to look again after less than was wished: the deadline")
+        expect_equal(page.next_at, now + LEASE, "when to claim again after fewer jobs than the limit: the deadline")
         await f.retry(page.jobs[0], delay_ms=10)
-        expect_equal((await f.claim_page()).next_at, now + 10, "when to look again: the retry")
+        expect_equal((await f.claim_page()).next_at, now + 10, "when to claim again: the retry")
         await f.advance(10)
         await f.claim_one("job", lease_ms=LEASE)
-        expect_equal((await f.claim_page()).next_at, now + 10 + LEASE, "when to look again: the new deadline")
+        expect_equal((await f.claim_page()).next_at, now + 10 + LEASE, "when to claim again: the new deadline")
 
 
 @rule("CLAIM-3")
@@ -225,7 +225,7 @@ async def a_new_worker_learns_when_to_claim_again(h: Harness) -> None:
         now = await f.now()
         for tenant in (f.tenant, None):
             await f.reopen()
-            expect_equal((await f.claim_page(tenant=tenant)).next_at, now + LEASE, "when to look again: the deadline")
+            expect_equal((await f.claim_page(tenant=tenant)).next_at, now + LEASE, "when to claim again: the deadline")
 
 
 @rule("CLAIM-3")
@@ -237,11 +237,11 @@ async def an_urgent_job_due_later_does_not_hide_the_next_due_job(h: Harness) -> 
         now = await f.now()
         for tenant in (f.tenant, None):
             page = await f.claim_page(tenant=tenant)
-            expect_equal((len(page.jobs), page.next_at), (0, now + MINUTE_MS), f"when {tenant} should look again")
+            expect_equal((len(page.jobs), page.next_at), (0, now + MINUTE_MS), f"when {tenant} should claim again")
         await f.advance(MINUTE_MS)
         await f.claim_one("soon", tenant=None, lease_ms=2 * HOUR)
         page = await f.claim_page(tenant=None)
-        expect_equal((len(page.jobs), page.next_at), (0, now + HOUR), "when to look again for the urgent one")
+        expect_equal((len(page.jobs), page.next_at), (0, now + HOUR), "when to claim again for the urgent one")
         await f.advance(HOUR - MINUTE_MS)
         await f.claim_one("urgent", tenant=None)
 
@@ -273,7 +273,7 @@ async def a_hint_is_sent_whenever_a_job_may_have_become_visible(h: Harness) -> N
         await h.store.pause(h.tenant, h.queue, paused=True)
         await hints.forget()
         await h.store.pause(h.tenant, h.queue, paused=False)
-        await hints.expect(Hint.READY, key, "after a queue went on")
+        await hints.expect(Hint.READY, key, "after a queue was resumed")
 
 
 @rule("CLAIM-3")
@@ -304,9 +304,9 @@ async def concurrent_claims_all_get_an_answer(h: Harness) -> None:
     async def work(number: int) -> int:
         store, tenant = stores[number % 4], tenants[number % 4]
         whose = None if number % 3 == 0 else tenant
-        wished = 1 + number % 3
-        got = (await store.claim(ClaimRequest(whose, (h.queue,), wished, LEASE, f"w{number}"))).jobs
-        expect_between(len(got), 1, wished, f"jobs of a claim of {wished} while there are more")
+        limit = 1 + number % 3
+        got = (await store.claim(ClaimRequest(whose, (h.queue,), limit, LEASE, f"w{number}"))).jobs
+        expect_between(len(got), 1, limit, f"jobs of a claim of {limit} while there are more")
         for job in got:
             h.accepted(await h.complete(job), JobState.COMPLETED)
         await store.enqueue([h.new(f"new-{number}", tenant=tenant)])
@@ -321,9 +321,9 @@ async def concurrent_claims_all_get_an_answer(h: Harness) -> None:
 @rule("CLAIM-4")
 async def a_claim_finds_its_job_in_a_large_backlog(h: Harness) -> None:
     """A claim gets what it asked for beside thousands of waiting jobs of other tenants and queues."""
-    crowd = h.name("v")
+    busy = h.name("v")
     for start in range(0, 4000, 1000):
-        await h.queued(*(f"job-{n}" for n in range(start, start + 1000)), tenant=crowd, priority=9)
+        await h.queued(*(f"job-{n}" for n in range(start, start + 1000)), tenant=busy, priority=9)
     await h.queued("mine")
     await h.claim_one("mine")
     page = await h.claim_page()
@@ -352,7 +352,7 @@ async def a_paused_queue_accepts_jobs_and_hands_out_none(h: Harness) -> None:
     expect_equal(stats.counts[JobState.READY], 3, "ready jobs in a paused queue")
     await h.store.pause(h.tenant, h.queue, paused=False)
     expect(not (await h.stats()).paused, "stats say that the queue is still paused")
-    expect_equal([job.id for job in await h.claim(5)], ["before", "ready", "later"], "jobs once the queue goes on")
+    expect_equal([job.id for job in await h.claim(5)], ["before", "ready", "later"], "jobs once the queue is resumed")
 
 
 @rule("CLAIM-5")

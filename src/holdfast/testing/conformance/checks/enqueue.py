@@ -122,11 +122,11 @@ async def a_duplicate_of_a_job_that_became_due_answers_ready(h: Harness) -> None
     job = await h.job_in(JobState.SCHEDULED, delay_ms=DELAY)
     await h.advance(DELAY)
     answer = await h.enqueue("job", queue=job.queue)
-    expect_equal(answer, Duplicate("job", JobState.READY), "second enqueue of a job that is due by now")
+    expect_equal(answer, Duplicate("job", JobState.READY), "second enqueue of a job that has become due")
 
 
 async def expect_fresh(h: Harness, old: Job, payload: bytes) -> None:
-    """Fail unless the job of this id is a new one that has nothing of the old one."""
+    """Fail unless the job of this id is a new one that has no data of the old one."""
     job = await h.get(old.key)
     expect_equal((job.state, job.envelope.payload), (JobState.READY, payload), "state and payload of a fresh job")
     expect_equal((job.attempts, len(job.errors), job.result, job.replays), (0, 0, None, 0), "traces of the old job")
@@ -290,10 +290,10 @@ async def a_payload_of_the_full_size_is_kept(h: Harness) -> None:
     payload = bytes(range(256)) * (PAYLOAD_LIMIT // 256)
     await h.queued(*(f"large-{number}" for number in range(4)), payload=payload)
     for job in await h.claim(4):
-        expect(job.envelope.payload == payload, "a payload of 256 KiB came back changed")
+        expect(job.envelope.payload == payload, "a payload of 256 KiB was changed")
         h.accepted(await h.complete(job, payload), JobState.COMPLETED)
     result = (await h.get(h.key("large-3"))).result
-    expect(result is not None and result.data == payload, "a result of 256 KiB came back changed")
+    expect(result is not None and result.data == payload, "a result of 256 KiB was changed")
 
 
 @rule("ENQ-6")
@@ -328,7 +328,7 @@ async def the_same_request_again_answers_queued(h: Harness) -> None:
 
 @rule("ENQ-8")
 async def the_same_request_again_is_not_a_duplicate_of_its_own_key(h: Harness) -> None:
-    """This holds with an idempotency key, which the job holds by now, and within one batch."""
+    """This holds with an idempotency key, which the job holds, and within one batch."""
     key = IdempotencyKey("once")
     fields: dict[str, Any] = {"request_id": "request-1", "idempotency": key}
     answers = await h.store.enqueue([h.new("job", **fields), h.new("job", **fields)])

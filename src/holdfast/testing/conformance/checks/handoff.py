@@ -211,7 +211,7 @@ async def a_handed_off_job_is_claimable_again_after_its_lease(h: Harness) -> Non
                 (job,) = await worker.received(1)
                 await f.claim_none(queue=f.name("q"))
                 page = await f.claim_page(1, queue=queue)
-                expect_equal(page.next_at, job.deadline, "when a claim should look again")
+                expect_equal(page.next_at, job.deadline, "when to claim again")
                 await f.advance(LEASE - 1)
                 expect_equal((await f.store.reap(100, 0.0)).jobs, [], "leases that ended before their time")
                 await f.advance(1)

@@ -37,7 +37,7 @@ async def no_job_of_a_paused_queue_is_handed_off(h: Harness) -> None:
             expect_equal([job.id for job in await worker.claim(2, queue=queue, tenant=whose)], ["job"], "a claim")
             await h.queued("next", queue=queue)
             await worker.received(1)
-            expect_equal(worker.ids, ["next"], "what was delivered when the queue went on")
+            expect_equal(worker.ids, ["next"], "jobs handed off when the queue was resumed")
 
 
 @rule("ENQ-5")

@@ -211,7 +211,7 @@ async def a_single_completion_does_what_a_batch_does(h: Harness) -> None:
 
 @rule("KEEP-1")
 async def a_single_job_is_kept_for_its_own_time(h: Harness) -> None:
-    """The time counts from its end, to the millisecond, whatever else ends in its queue. Then it is gone and pruned."""
+    """The time counts from its end, to the millisecond, whatever other jobs of its queue end. Then it is forgotten."""
     async with h.frozen() as f:
         for first, second in ((HOUR, SECOND), (SECOND, HOUR), (0, HOUR), (HOUR, 0)):
             queues = [f.name("q"), f.name("q")]
@@ -355,7 +355,7 @@ async def single_and_batched_calls_send_hints_and_are_counted_in_the_log(h: Harn
             for job in await f.claim(9, queue=queue):
                 f.accepted(await f.complete(job), JobState.COMPLETED)
         log = [event.offset for event in await f.events(None, after=await _offset_before_all(f))]
-        for when in ("kept", "kept when it went on from there"):
+        for when in ("kept first", "kept the second time"):
             while (await f.store.prune(1000)).more:
                 pass
             kept = (await f.store.events(None, None, 500)).events

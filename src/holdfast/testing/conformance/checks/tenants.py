@@ -109,7 +109,7 @@ async def a_call_over_several_tenants_never_mixes_up_their_jobs(h: Harness) -> N
 
 @rule("TENANT-1")
 async def a_tenant_is_listed_while_it_has_jobs_or_settings(h: Harness) -> None:
-    """When both are gone it is not listed any more."""
+    """Without either it is no longer listed."""
     for tenant in (h.tenant, h.other):
         await h.queued("job", tenant=tenant)
         await h.cancel(h.key(tenant=tenant))
@@ -128,7 +128,7 @@ async def refused_cursor(read: Callable[[str], Awaitable[object]], cursor: str) 
         await read(cursor)
     except InvalidOption:
         return
-    raise Broken(f"a list goes on from {cursor!r}, which is no cursor")
+    raise Broken(f"a list accepts {cursor!r} as a cursor")
 
 
 @rule("TENANT-1")

@@ -29,7 +29,7 @@ async def trimming_reports_the_gap_that_it_leaves(h: Harness) -> None:
         await some_life(f, 3)
         everything = await f.events(after=start)
         gone = (await f.store.prune(100)).events
-        expect_between(gone, 2, 11, "events trimmed of 15, when 4 are to be kept")
+        expect_between(gone, 2, 11, "events trimmed of 15, when 4 must be kept")
         edge = everything[gone - 1].offset
         await expect_trimmed(f, start, edge)
         await expect_trimmed(f, everything[gone - 2].offset, edge)

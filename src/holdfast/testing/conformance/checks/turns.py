@@ -107,7 +107,7 @@ async def a_tenant_that_leaves_and_returns_gains_nothing(h: Harness) -> None:
     for _ in range(20):
         await backlog(h, h.other, 1)
         got += await served(h, 1)
-    expect_share(h, got, {h.tenant: 1, h.other: 1}, "turns of a tenant that leaves and comes back")
+    expect_share(h, got, {h.tenant: 1, h.other: 1}, "turns of a tenant that leaves and returns")
 
 
 @rule("TENANT-4")
@@ -206,7 +206,7 @@ async def a_newcomer_to_an_idle_queue_does_not_catch_up(h: Harness) -> None:
     await backlog(h, h.other, 20)
     await served(h, 2)
     await backlog(h, h.tenant, 20)
-    expect_share(h, await served(h, 10), {h.tenant: 1, h.other: 1}, "turns after both came back")
+    expect_share(h, await served(h, 10), {h.tenant: 1, h.other: 1}, "turns after both returned")
 
 
 @rule("TENANT-4")
@@ -259,7 +259,7 @@ async def a_tenant_skipped_for_want_of_work_takes_turns_again_when_it_has_work(h
             expect_equal({job.tenant for job in got}, {f.tenant}, "tenants with visible work")
             page = await f.claim_page(9, tenant=None, queue=queue)
             expect_equal(len(got) + len(page.jobs), 5, "visible jobs")
-            expect_equal(page.next_at, await f.now() + SECOND, "when to look again")
+            expect_equal(page.next_at, await f.now() + SECOND, "when to claim again")
             await f.advance(SECOND)
             await f.claim_one("later", tenant=None, queue=queue)
 
