@@ -13,6 +13,7 @@ from holdfast import store as contract
 from holdfast.core import dedup, fairness, lease, lifecycle, requests
 from holdfast.core import job as answers
 from holdfast.core.budgets import RECORD_BYTES, Usage, weight
+from holdfast.core.explain import standing_of
 from holdfast.core.job import TERMINAL, WAITING, JobKey, JobState, Report
 from holdfast.core.retry import spread
 from holdfast.kinds import store_kind
@@ -174,8 +175,7 @@ class TinyStore(LocalStore):
     # Claiming -------------------------------------------------------------------------------------------------------
 
     async def claim(self, request):
-        (claimed,) = await self._claim([request])
-        return claimed
+        return (await self._claim([request]))[0]
 
     @batch
     def _claim(self, request, now):
@@ -197,12 +197,12 @@ class TinyStore(LocalStore):
         times = (at for at in (*due, self._next_deadline()) if at is not None and at > now)
         return answers.Claimed(taken, now, None if len(taken) == request.limit else min(times, default=None))
 
-    def _ready(self, tenant, queue, now):
+    def _ready(self, tenant, queue, now, *, paused=False):
         """The visible jobs of a queue name by tenant; the next one to claim is the last of its list. [CLAIM-2]"""
         ready = defaultdict(list)
         for job in sorted(self._jobs.values(), key=lambda job: (job.envelope.priority, -job.visible_at, -job.seq)):
             visible = job.queue == queue and job.state in WAITING and job.visible_at <= now
-            if visible and tenant in (None, job.tenant) and (job.tenant, queue) not in self._paused:
+            if visible and tenant in (None, job.tenant) and (paused or (job.tenant, queue) not in self._paused):
                 ready[job.tenant].append(job)
         return ready
 
@@ -234,8 +234,7 @@ class TinyStore(LocalStore):
         return [job.key for job in expired]
 
     async def reap(self, limit, random):
-        (reaped,) = await self._reap([(limit, random)])
-        return reaped
+        return (await self._reap([(limit, random)]))[0]
 
     @batch
     def _reap(self, arguments, now):
@@ -247,6 +246,13 @@ class TinyStore(LocalStore):
     def get(self, key, now):
         job = self.find(key, now)
         return None if job is None else shown_job(job, now)
+
+    async def standing(self, key):
+        with self.lock:
+            now, paused = self.clock.now(), key[:2] in self._paused
+            job, visible = self.find(key, now), self._ready(key.tenant, key.queue, now, paused=True)[key.tenant]
+            turns = self._ready(None, key.queue, now)
+            return job and standing_of(shown_job(job, now), now, paused=paused, visible=visible, turns=turns)
 
     async def list(self, query):
         with self.lock:

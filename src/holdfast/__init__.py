@@ -32,6 +32,7 @@ from holdfast.core.errors import (
     Unsupported,
     WaitTimeout,
 )
+from holdfast.core.explain import Cause, Explanation
 from holdfast.core.job import JobState
 from holdfast.flows.flow import Flow, FlowRecord
 from holdfast.jobs.context import current_job
@@ -48,8 +49,10 @@ __all__ = [
     "AccessRefused",
     "BlobRef",
     "Capabilities",
+    "Cause",
     "Event",
     "EventsTrimmed",
+    "Explanation",
     "Flow",
     "FlowRecord",
     "HoldfastError",

@@ -7,10 +7,8 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from holdfast.core.job import (
-    Claimed,
-    ClaimRequest,
-)
+from holdfast.core.explain import Explanation
+from holdfast.core.job import Claimed, ClaimRequest, JobKey
 from holdfast.core.policy import KnownTypes
 from holdfast.core.schedule import Schedule, Target, Timing
 from holdfast.protocol import answers
@@ -157,6 +155,15 @@ async def known_types(store: Store, tenant: str) -> KnownTypes:
     if isinstance(store, TypeCatalog):
         return await store.known_types(tenant)
     return KnownTypes.of(await store.workers(tenant))
+
+
+@runtime_checkable
+class Explainer(Protocol):
+    """A store that explains a job itself, from facts that it does not hand out: the HTTP service."""
+
+    async def explain(self, key: JobKey) -> Explanation:
+        """Why a job is where it is. [TENANT-2]"""
+        ...
 
 
 @runtime_checkable

@@ -20,9 +20,10 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from holdfast.core import lifecycle
-from holdfast.core.budgets import Budgets, Usage
+from holdfast.core.budgets import TenantSettings, Usage
 from holdfast.core.errors import JobNotFound, NotReplayable, QuotaExceeded
 from holdfast.core.events import Event, EventColumns, Gap, fingerprint
+from holdfast.core.explain import Standing
 from holdfast.core.job import (
     DAY,
     AlreadyCompleted,
@@ -228,16 +229,6 @@ class Reader(Struct, frozen=True):
     offset: str
 
 
-class TenantSettings(Struct, frozen=True):
-    """Settings of a tenant (`queue` is None) or of one of its queues. None: not set there."""
-
-    queue: str | None = None
-    weight: float | None = None
-    max_waiting: int | None = None
-    budgets: Budgets | None = None
-    """Only for a tenant, not for a queue. Setting some leaves the others as they are."""
-
-
 class WorkerInfo(Struct, frozen=True):
     """A worker, as in its last heartbeat. A worker with `tenant` None serves all tenants."""
 
@@ -360,6 +351,12 @@ class Store(Protocol):
 
     async def list(self, query: ListQuery) -> Page:
         """A page of one queue's jobs."""
+
+    async def standing(self, key: JobKey) -> Standing | None:
+        """What a job waits for in its queue, at one instant; None if there is no such job. [TENANT-2]
+
+        The work is bounded, whatever the backlog: see `core.explain.Standing` for how far it counts.
+        """
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
         """Counts of the named queues. Without names: of all queues that have jobs or are paused, by name.

@@ -42,7 +42,7 @@ REACHED = {
     "replay: Replayed", "replay: NotReplayable", "replay: JobNotFound", "replay: QuotaExceeded",
     "purge: purged", "purge: not_terminal", "purge: not_found",
     "set_result_ttl: updated", "set_result_ttl: not_terminal", "set_result_ttl: not_found",
-    "reap: some", "reap: none", "list: Job", "stats: QueueStats", "workers: WorkerInfo",
+    "reap: some", "reap: none", "list: Job", "standing: Standing", "stats: QueueStats", "workers: WorkerInfo",
     "events: Event", "events: Trimmed",
 }  # fmt: skip
 

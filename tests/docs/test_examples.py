@@ -116,7 +116,7 @@ def test_the_commands_of_a_howto_page_find_the_jobs_of_its_program(page, shown, 
 def test_some_pages_say_what_their_programs_print():
     """So that the comparison above is one."""
     pages = [page.stem for page in (ROOT / "docs" / "howto").glob("*.md") if PRINTS.search(page.read_text())]
-    assert sorted(pages) == ["idempotency", "retries-and-dead-letters", "tenants"]
+    assert sorted(pages) == ["idempotency", "retries-and-dead-letters", "tenants", "why-is-my-job-waiting"]
 
 
 def test_the_index_leads_to_every_page():

@@ -8,6 +8,7 @@ shows which check caught which. One that survives is a check that is missing.
 from tests.mutants import (
     budgets,
     enqueue,
+    explaining,
     file_handoff,
     lasting,
     lua_claims,
@@ -31,5 +32,6 @@ from tests.mutants.trial import Trial, baseline, scratch, trial
 
 __all__ = ["Bug", "Mutant", "Trial", "baseline", "mutants", "scratch", "trial"]
 
-del budgets, enqueue, file_handoff, lasting, lua_claims, lua_endings, lua_enqueue, lua_lasting, lua_single, numbers
+del budgets, enqueue, explaining, file_handoff, lasting, lua_claims, lua_endings, lua_enqueue, lua_lasting, lua_single
+del numbers
 del pg_claims, pg_endings, pg_enqueue, pg_log, pg_single, pg_handoff, rules, sqlite, turns

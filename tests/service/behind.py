@@ -16,9 +16,10 @@ import msgspec
 from holdfast.core.job import ClaimRequest
 from holdfast.service import openapi
 from holdfast.service.app import ROUTES
-from holdfast.service.server import listen, running
+from holdfast.service.listening import listen
+from holdfast.service.server import running
 from holdfast.service.settings import ServiceSettings
-from holdfast.store import Reader, TenantSettings
+from holdfast.store import Reader, TenantSettings, WorkerInfo
 from tests.service.support import TOKENS, token
 
 # The same for all, and the dearest part of a start.
@@ -58,6 +59,8 @@ async def act(stack: contextlib.AsyncExitStack, stores: dict[str, Any], do: str,
     store = stores[url][0]
     if do == "set_tenant":
         return await store.set_tenant(more["tenant"], msgspec.convert(more["settings"], TenantSettings))
+    if do == "beat":
+        more["worker"] = msgspec.convert(more["worker"], WorkerInfo)
     if do == "claim":
         more["request"] = msgspec.convert(more["request"], ClaimRequest)
     if do == "set_reader":

@@ -233,7 +233,10 @@ class Tenants:
         await (await self.of(tenant)).pause(tenant, queue, paused=paused)
 
     async def beat(self, worker, ttl_ms):
-        pass
+        await self._door("beat", worker=msgspec.to_builtins(worker), ttl_ms=ttl_ms)
+
+    async def explain(self, key):
+        return await (await self.of(key.tenant)).explain(key)
 
     async def usage(self, tenant):
         return await (await self.of(tenant)).usage(tenant)

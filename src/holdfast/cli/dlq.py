@@ -175,7 +175,7 @@ async def _matching(
     bound: Queue, queue: str | None, type: str | None, error: str | None, until: datetime | timedelta | None = None
 ) -> list[JobRecord]:
     """The dead letters that match now. Jobs that fail later are left out."""
-    from holdfast.jobs.options import moment
+    from holdfast.core.times import moment
 
     now = moment(await bound.store.now())
     end = now if until is None else now - until if isinstance(until, timedelta) else until

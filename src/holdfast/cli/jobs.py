@@ -11,7 +11,7 @@ import typer
 from holdfast.cli.audit import audited
 from holdfast.cli.options import AnyQueue, Blobs, JobId, JobType, Json, Store, Tenant, Wait, wait_limit, words
 from holdfast.cli.output import emit, moment, note, say, show, show_pairs, when
-from holdfast.cli.session import find_job, job_not_found, pages, with_queue
+from holdfast.cli.session import find_explanation, find_job, job_not_found, pages, with_queue
 from holdfast.core.errors import HoldfastError, JobCanceled, JobFailed, JobNotFound, WaitTimeout
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add these commands."""
     app.command()(status)
+    app.command()(explain)
     app.command()(result)
     app.command()(cancel)
     app.command("list")(list_jobs)
@@ -53,6 +54,17 @@ def status(
         )
         if record.errors[-1].traceback:
             say(f"\n{record.errors[-1].traceback.rstrip()}", lines=True)
+
+
+def explain(
+    id: JobId, *, store: Store = None, tenant: Tenant = None, queue: AnyQueue = None, json: Json = False
+) -> None:
+    """Say why a job is where it is, and what would move it. Without --queue the job is looked up in all queues."""
+    found = with_queue(store, tenant, lambda bound: find_explanation(bound, id, queue))
+    if json:
+        emit(found)
+    else:
+        say(str(found), lines=True)
 
 
 def result(

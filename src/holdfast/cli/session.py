@@ -11,6 +11,7 @@ from holdfast.core.errors import InvalidOption, JobNotFound
 from holdfast.opening import existing, shown_url
 
 if TYPE_CHECKING:
+    from holdfast.core.explain import Explanation
     from holdfast.queue.queue import Queue
     from holdfast.queue.records import JobPage, JobRecord
     from holdfast.store import Store
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "all_queues",
     "existing",
+    "find_explanation",
     "find_job",
     "is_new",
     "job_not_found",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+F = TypeVar("F", "JobRecord", "Explanation")
 
 PAGE = 1000
 
@@ -83,14 +86,33 @@ async def find_job(bound: Queue, id: str, queue: str | None) -> JobRecord:
 
     Raises JobNotFound, and InvalidOption if several queues have such a job.
     """
+
+    async def look(name: str) -> JobRecord | None:
+        return await bound.get(id, queue=name)
+
+    return await _find(bound, id, queue, look)
+
+
+async def find_explanation(bound: Queue, id: str, queue: str | None) -> Explanation:
+    """Why a job is where it is. The job is found as by `find_job`; flows and their steps are found too."""
+    from holdfast.core.names import FLOWS
+
+    async def look(name: str) -> Explanation | None:
+        found = await bound.explain(id, queue=name)
+        return None if found.state is None else found
+
+    return await _find(bound, id, queue, look, FLOWS)
+
+
+async def _find(bound: Queue, id: str, queue: str | None, look: Callable[[str], Awaitable[F | None]], *more: str) -> F:
     import asyncio
 
     if queue is not None:
-        record = await bound.get(id, queue=queue)
+        record = await look(queue)
         if record is None:
             raise await job_not_found(bound, id, queue)
         return record
-    records = await asyncio.gather(*(bound.get(id, queue=name) for name in await queues_of(bound, None)))
+    records = await asyncio.gather(*map(look, [*await queues_of(bound, None), *more]))
     found = [record for record in records if record is not None]
     if len(found) > 1:
         names = ", ".join(record.queue for record in found)

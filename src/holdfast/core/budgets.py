@@ -89,6 +89,16 @@ class Usage(Struct, frozen=True):
     """Events kept in the log."""
 
 
+class TenantSettings(Struct, frozen=True):
+    """Settings of a tenant (`queue` is None) or of one of its queues. None: not set there."""
+
+    queue: str | None = None
+    weight: float | None = None
+    max_waiting: int | None = None
+    budgets: Budgets | None = None
+    """Only for a tenant, not for a queue. Setting some leaves the others as they are."""
+
+
 def merged(old: Budgets | None, new: Budgets | None) -> Budgets | None:
     """The budgets after setting `new`. A budget that `new` leaves out stays as it was."""
     if old is None or new is None:

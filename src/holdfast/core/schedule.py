@@ -6,13 +6,13 @@ Its payload is a `Definition`: when to enqueue, and what. The job is scheduled f
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime, timedelta
 
 import msgspec
 from msgspec import Raw, Struct
 
 from holdfast.core.job import DAY, SECOND, Backoff, Envelope, IdempotencyKey, JobKey, JobState, NewJob
 from holdfast.core.names import SCHEDULES
+from holdfast.core.times import moment
 
 TYPE = "holdfast:schedule"
 """The job type of a schedule."""
@@ -26,8 +26,6 @@ NAME_BYTES = 170
 KEPT = frozenset(JobState) - {JobState.CANCELED, JobState.COMPLETED}
 """The states of an existing schedule. A failed schedule is listed, too: an operator must see it."""
 OPEN = KEPT - {JobState.FAILED}
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Timing(Struct, frozen=True):
@@ -151,5 +149,5 @@ def job_of(tenant: str, name: str, target: Target, tick: int, next_tick: int | N
 
 def tick_text(tick: int) -> str:
     """A tick as written in the id of its job: 2026-11-16T01:30:00Z, with milliseconds if there are any."""
-    at = _EPOCH + timedelta(milliseconds=tick)
+    at = moment(tick)
     return f"{at:%Y-%m-%dT%H:%M:%S}.{tick % 1000:03}Z" if tick % 1000 else f"{at:%Y-%m-%dT%H:%M:%S}Z"

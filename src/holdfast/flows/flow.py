@@ -38,10 +38,11 @@ from holdfast.core.flow import (
 from holdfast.core.job import RESULT_TTL, TERMINAL, Cancel, Job, JobKey, JobState, NewJob, SetResultTtl
 from holdfast.core.lifecycle import DEFAULT_RETENTION
 from holdfast.core.names import FLOWS, check_type
+from holdfast.core.times import moment
 from holdfast.ids import new_id
 from holdfast.jobs import codec as codecs
 from holdfast.jobs.definition import Message, untyped
-from holdfast.jobs.options import EnqueueOptions, Resolved, Seconds, duration_ms, moment, resolve
+from holdfast.jobs.options import EnqueueOptions, Resolved, Seconds, duration_ms, resolve
 from holdfast.store import Store
 
 R = TypeVar("R")

@@ -13,8 +13,9 @@ from holdfast.blobs import BlobRef, Blobs, check_owner
 from holdfast.core.errors import InvalidOption
 from holdfast.core.flow import steps_before
 from holdfast.core.job import FLOW_HEADER, Envelope, Job, JobState, Progress
+from holdfast.core.times import EPOCH
 from holdfast.jobs.fields import JobFields
-from holdfast.jobs.options import EPOCH, EnqueueOptions
+from holdfast.jobs.options import EnqueueOptions
 from holdfast.telemetry.logging import Logger, NullLogger, get_logger
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from msgspec import Struct
 from holdfast.core import names
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import LONGEST, IdempotencyKey
+from holdfast.core.times import EPOCH
 
 Seconds = timedelta | float
 Idempotency = Literal["until_terminal", "until_started", "forever"] | timedelta
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ONE_MS = timedelta(milliseconds=1)
 # A later instant cannot be shown as a datetime.
 _LAST_MS = (datetime.max.replace(tzinfo=UTC) - EPOCH) // _ONE_MS
@@ -131,11 +131,6 @@ def instant_ms(option: str, value: datetime) -> int:
 def timeout_s(value: Seconds | None) -> float | None:
     """How long to wait, in seconds. None: forever. Raises InvalidOption."""
     return None if value is None else duration_ms("timeout", value) / 1000
-
-
-def moment(ms: int) -> datetime:
-    """An instant of the store's clock as a datetime in UTC."""
-    return EPOCH + timedelta(milliseconds=ms)
 
 
 def _check_run_at(value: datetime) -> int:

@@ -20,7 +20,7 @@ MAX_NAMES = 10
 
 
 @dataclass(frozen=True)
-class Cause:
+class FailureCause:
     """Dead letters of one job type with one fingerprint."""
 
     fingerprint: str | None
@@ -44,7 +44,7 @@ class Triage:
     """The causes of dead letters, the most frequent first."""
 
     total: int
-    causes: list[Cause]
+    causes: list[FailureCause]
 
     def document(self) -> dict[str, Any]:
         """The causes as a document for programs."""
@@ -77,7 +77,7 @@ def triage_jobs(dead: DataFrame, *, limit: int = LIMIT) -> Triage:
     )
     facts = rows(grouped.orderBy(fn.desc("count"), "fingerprint", "type").limit(limit))
     total = sum(fact["count"] for fact in facts) if len(facts) < limit else dead.count()
-    return Triage(total, [Cause(**fact, where=condition(fact["fingerprint"], fact["type"])) for fact in facts])
+    return Triage(total, [FailureCause(**fact, where=condition(fact["fingerprint"], fact["type"])) for fact in facts])
 
 
 def chosen(frame: DataFrame, where: str | None) -> DataFrame:

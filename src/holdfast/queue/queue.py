@@ -5,26 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from holdfast.blobs import BlobRef, Blobs, check_owner
 from holdfast.budgets import TenantUsage, usage_of
 from holdfast.core.budgets import Budgets
+from holdfast.core.explain import Explanation
 from holdfast.core.job import JobKey, JobState, PurgeStatus, TtlStatus
 from holdfast.core.names import FLOWS
-from holdfast.core.schedule import target_of
-from holdfast.extensions import ScheduleKeeper
 from holdfast.flows.flow import Flow, FlowRecord
 from holdfast.jobs.definition import Message
 from holdfast.jobs.options import EnqueueOptions, ScheduleOptions, Seconds
-from holdfast.queue import dead_letters, events, inspect, results, settings
+from holdfast.queue import dead_letters, events, explaining, inspect, results, scheduling, settings
 from holdfast.queue.cancel import cancel_job
 from holdfast.queue.connection import Address, Connection
 from holdfast.queue.enqueue import OnRefused, Producer, as_message, options_of
 from holdfast.queue.records import Cancellation, Event, JobPage, JobRecord, Schedule, Stats, WorkerRecord
 from holdfast.queue.ticket import Ticket
-from holdfast.schedules.schedules import check_plain, scheduling
-from holdfast.schedules.ticks import check_name, timing
 from holdfast.store import Capabilities, ListQuery, Reader, Store, TenantSettings
 from holdfast.telemetry import tracing
 
@@ -197,6 +194,13 @@ class Queue:
         """The job as it is now, or None. None for another tenant's job, too. [TENANT-2]"""
         return await inspect.get(self._connection, self._connection.key(id, queue))
 
+    async def explain(self, id: str, *, queue: str | None = None) -> Explanation:
+        """Why a job is where it is, and what would move it. `print` makes a few plain lines of the answer.
+
+        The work is bounded, whatever the backlog. `state` is None without such a job, or if it is another tenant's.
+        """
+        return await explaining.explain_job(self._connection, self._connection.key(id, queue))
+
     async def result(self, id: str, *, queue: str | None = None, timeout: Seconds | None = None) -> Any:
         """Wait for a job and return its result. [RESULT-2]
 
@@ -330,31 +334,20 @@ class Queue:
         Each tick makes at most one job, `name@tick`. If ticks were missed, only the last one runs.
         Raises InvalidName, InvalidOption, InvalidPayload, PayloadTooLarge or QuotaExceeded.
         """
-        check_name(name)
-        store = self._connection.live
-        when = timing(cron, every, timezone, here=not isinstance(store, ScheduleKeeper))
-        item = as_message(message)
-        new = self._producer.new_job(item, check_plain(options_of(item, cast("EnqueueOptions", options))), None)
-        put = scheduling(store).put_schedule(self.tenant, name, when, target_of(new))
-        return Schedule(await self._connection.counted("schedule", put))
+        when = scheduling.check_timing(self._connection, name, cron, every, timezone)
+        return await scheduling.put(self._connection, self._producer, name, message, when, options)
 
     async def schedules(self) -> Sequence[Schedule]:
         """The tenant's schedules, by name."""
-        store = self._connection.live
-        found = await self._connection.counted("schedules", scheduling(store).list_schedules(self.tenant))
-        return [Schedule(one) for one in found]
+        return await scheduling.list_all(self._connection)
 
     async def get_schedule(self, name: str) -> Schedule | None:
         """A schedule as it is now, or None. None for another tenant's schedule, too. [TENANT-2]"""
-        store = self._connection.live
-        got = scheduling(store).get_schedule(self.tenant, check_name(name))
-        found = await self._connection.counted("schedules", got)
-        return None if found is None else Schedule(found)
+        return await scheduling.get(self._connection, name)
 
     async def unschedule(self, name: str) -> bool:
         """Remove a schedule. Returns whether there was one. Jobs that it has enqueued stay as they are."""
-        removed = scheduling(self._connection.live).remove_schedule(self.tenant, check_name(name))
-        return await self._connection.counted("schedule", removed)
+        return await scheduling.remove(self._connection, name)
 
     async def start(self, flow: Flow, *, connection: Any = None) -> Ticket[dict[str, Any]]:
         """Start a flow. Maintenance enqueues each step when the steps before it have completed.

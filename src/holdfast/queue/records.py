@@ -15,9 +15,9 @@ from holdfast.core import schedule as core_schedule
 from holdfast.core.errors import HoldfastError, InvalidOption
 from holdfast.core.events import EventKind
 from holdfast.core.job import CancelStatus, Job, JobState, Progress, Result
+from holdfast.core.times import moment
 from holdfast.jobs import codec
 from holdfast.jobs.fields import JobFields
-from holdfast.jobs.options import moment
 from holdfast.store import QueueStats, WorkerInfo
 
 

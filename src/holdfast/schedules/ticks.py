@@ -15,7 +15,8 @@ from typing import Any
 from holdfast.core.errors import InvalidName, InvalidOption
 from holdfast.core.names import check_id
 from holdfast.core.schedule import NAME_BYTES, Timing
-from holdfast.jobs.options import EPOCH, Seconds, duration_ms
+from holdfast.core.times import EPOCH
+from holdfast.jobs.options import Seconds, duration_ms
 
 SHORTEST_MS = 1_000
 _FIELDS = 5

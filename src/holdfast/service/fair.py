@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 from holdfast.budgets import TenantUsage, usage_of
 from holdfast.core.errors import HoldfastError, StoreBusy
-from holdfast.core.job import NewJob
+from holdfast.core.job import JobKey, NewJob
 from holdfast.extensions import Pooled
 from holdfast.store import EnqueueAnswer, Store
 
@@ -28,7 +28,7 @@ WAIT_S = 5.0
 """A call that waits longer is refused."""
 
 _CALLS = (
-    "claim", "finish", "report", "cancel", "replay", "purge", "set_result_ttl", "get", "list", "stats",
+    "claim", "finish", "report", "cancel", "replay", "purge", "set_result_ttl", "get", "list", "standing", "stats",
     "queue_page", "events", "set_reader", "drop_reader", "readers", "pause", "set_tenant", "tenant_settings", "usage",
     "workers", "worker_page",
 )  # fmt: skip
@@ -179,7 +179,7 @@ def _tenant_of(subject: Any) -> str | None:
     """The tenant of a call, by its first argument: a name, an item, or a list of items. None: no tenant's call."""
     if subject is None or isinstance(subject, str):
         return subject
-    if isinstance(subject, list | tuple):
+    if isinstance(subject, list | tuple) and not isinstance(subject, JobKey):
         if not subject:
             return None
         subject = cast("Any", subject[0])

@@ -17,7 +17,7 @@ from holdfast.core.errors import InvalidOption
 from holdfast.core.job import Backoff, Claimed, Job, JobState, Result
 from holdfast.core.policy import KnownTypes, TypeInfo
 from holdfast.core.schedule import Schedule
-from holdfast.jobs.options import moment
+from holdfast.core.times import moment
 from holdfast.protocol import answers
 from holdfast.service.proofs import Proofs
 from holdfast.store import QueueStats

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT
 from holdfast.core.job import Cancel
-from holdfast.stores.file import claims, database, sql
-from holdfast.stores.file.sql import ANY_VISIBLE, FUTURE, OLDEST_READY, SCHEMA, SOONEST, SQL, VISIBLE
+from holdfast.stores.file import claims, database, reads, sql
+from holdfast.stores.file.sql import AHEAD, ANY_VISIBLE, FUTURE, OLDEST_READY, SCHEMA, SOONEST, SQL, VISIBLE
 from tests.stores.file.support import complete, new, wish
 
 SOURCE = Path(database.__file__).parent
 ARMS = {name for name in SQL if name.endswith("_arm")}
 WHOLE = {
-    "VISIBLE": VISIBLE, "ANY_VISIBLE": ANY_VISIBLE, "SOONEST": SOONEST, "FUTURE": FUTURE, "OLDEST_READY": OLDEST_READY,
+    "AHEAD": AHEAD, "VISIBLE": VISIBLE, "ANY_VISIBLE": ANY_VISIBLE, "SOONEST": SOONEST, "FUTURE": FUTURE,
+    "OLDEST_READY": OLDEST_READY,
     **{name: text for name, text in SQL.items() if name not in ARMS},
 }  # fmt: skip
 
@@ -282,6 +284,44 @@ async def test_a_claim_does_the_same_work_whatever_has_ended(store):
     await store.finish([complete(job) for job in held])
     await _fill(store, 100, name="last")
     assert (await _round(store, "acme"))[0] <= 1.5 * small[0]
+
+
+async def test_standing_does_the_same_work_whatever_is_waiting_delayed_or_leased(store):
+    """Nor does it grow with the tenants behind those that it counts, or with a thousand jobs of one moment."""
+
+    def steps_of(id, tenant="acme"):
+        def read(t):
+            count = 0
+
+            def step():
+                nonlocal count
+                count += 1
+
+            t.db.set_progress_handler(step, 1)
+            try:
+                found = reads.standing(t.db, new(id, tenant=tenant).key)
+            finally:
+                t.db.set_progress_handler(None, 1)
+            return count, found.ahead, found.others
+
+        return store._engine.change(read)
+
+    await _fill(store, AHEAD_LIMIT + 200)
+    await store.enqueue([new("last", priority=0)])
+    small, *_ = await steps_of("last")
+    await _fill(store, 20_000, name="more")
+    await _fill(store, 5_000, delay_ms=3_600_000, name="delayed")
+    await store.claim(wish(2_000))
+    await store.enqueue([new("behind", priority=0)])
+    for id in ("last", "behind"):
+        steps, ahead, others = await steps_of(id)
+        assert (ahead, others) == (AHEAD_LIMIT + 1, 0)
+        assert steps <= 1.5 * small
+    await _crowd(store, 2 * OTHERS_LIMIT)
+    crowded, _, others = await steps_of("last")
+    assert others == OTHERS_LIMIT + 1
+    await _crowd(store, 20 * OTHERS_LIMIT)
+    assert (await steps_of("last"))[0] <= 1.5 * crowded
 
 
 async def _crowd(store, tenants):

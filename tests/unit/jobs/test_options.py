@@ -6,7 +6,8 @@ import pytest
 
 from holdfast import InvalidName, InvalidOption
 from holdfast.core.job import IdempotencyKey
-from holdfast.jobs.options import PLAIN, duration_ms, instant_ms, moment, resolve
+from holdfast.core.times import moment
+from holdfast.jobs.options import PLAIN, duration_ms, instant_ms, resolve
 
 
 def test_options_left_out_are_not_set():

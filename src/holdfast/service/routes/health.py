@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from holdfast.core.errors import StoreUnavailable
-from holdfast.jobs.options import moment
+from holdfast.core.times import moment
 from holdfast.protocol import answers, requests
 from holdfast.service.call import Reply, Route, ServiceCall
 from holdfast.service.errors import Refusal

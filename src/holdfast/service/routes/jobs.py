@@ -10,6 +10,8 @@ from msgspec import UNSET
 
 from holdfast.core.budgets import check_envelope, check_kept
 from holdfast.core.errors import HoldfastError, JobNotFound, WaitTimeout
+from holdfast.core.explain import Explanation, without_others
+from holdfast.core.flow import plan_of
 from holdfast.core.job import (
     PAYLOAD_LIMIT,
     TERMINAL,
@@ -22,10 +24,12 @@ from holdfast.core.job import (
     Queued,
     SetResultTtl,
 )
+from holdfast.core.names import FLOWS
 from holdfast.core.policy import KnownTypes
 from holdfast.jobs.options import duration_ms
 from holdfast.protocol import answers, requests
 from holdfast.queue import results
+from holdfast.queue.explaining import explain_job
 from holdfast.service import parsing, views
 from holdfast.service.answer_size import ANSWER_BYTES
 from holdfast.service.call import Reply, Route, ServiceCall
@@ -92,6 +96,25 @@ async def get(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """With its payload, errors and result."""
     job = await _found(call)
     return Reply(views.job(job, await results.fetch_blob(call.connection, job.result, job.key)))
+
+
+async def explain(call: ServiceCall[None, requests.NoQuery]) -> Reply:
+    """Why the job is where it is, and what would move it. The work is bounded, whatever the backlog."""
+    key = _key(call)
+    call.hold.check()
+    found = await explain_job(call.connection, key)
+    if found.state is None or not await _may_see_steps(call, found):
+        raise JobNotFound(key.queue, key.id)
+    return Reply(without_others(found))
+
+
+async def _may_see_steps(call: ServiceCall[Any, Any], found: Explanation) -> bool:
+    """Whether the token is for the queues of all steps of the flow that the causes describe."""
+    cause, only = found.has("steps"), call.caller.queues
+    if cause is None or only is None:
+        return True
+    flow = await call.connection.gets(JobKey(call.tenant, FLOWS, cause.flow or ""))
+    return flow is not None and all(step.queue in only for step in plan_of(flow.envelope).steps)
 
 
 async def result(call: ServiceCall[None, requests.WaitQuery]) -> Reply:
@@ -235,6 +258,11 @@ ROUTES = (
     Route(
         method="DELETE", path=_JOB, handler=cancel, action="job.cancel", scope=PRODUCE, query=requests.CancelQuery,
         summary="Cancel a job", answers={200: answers.Canceled}, refuses=("invalid_name", "job_not_found"),
+    ),
+    Route(
+        method="GET", path=f"{_JOB}/explain", handler=explain, scope=READ, answers={200: Explanation},
+        summary="Why a job is where it is, and what would move it",
+        refuses=("invalid_name", "job_not_found", "unknown_codec"),
     ),
     Route(
         method="GET", path=f"{_JOB}/result", handler=result, scope=READ, query=requests.WaitQuery,

@@ -11,7 +11,8 @@ from holdfast.core.errors import HoldfastError, InvalidName, StoreError
 from holdfast.core.failpoint import hit
 from holdfast.core.job import ClaimRequest, Extend, Extended, Finish, Finished, Report, Reported
 from holdfast.core.names import check_id
-from holdfast.jobs.options import check_own_queue, moment
+from holdfast.core.times import moment
+from holdfast.jobs.options import check_own_queue
 from holdfast.protocol import answers, requests
 from holdfast.service import parsing, views
 from holdfast.service.call import Reply, Route, ServiceCall

@@ -124,6 +124,12 @@ SELECT floor FROM floors WHERE queue = ?;
 INSERT INTO floors VALUES (?, ?) ON CONFLICT (queue) DO UPDATE SET floor = max(floor, excluded.floor);
 
 -- Reads.
+-- The visible jobs before one: those of a higher priority, then those of its own (see AHEAD in sql.py).
+-- name: ahead_arm
+SELECT 1 FROM jobs WHERE lane = ?1 AND state < {leased} AND rank = {rank} AND visible_at <= ?2 AND {rank} < ?3
+-- name: ahead_of_its_rank
+SELECT 1 FROM jobs WHERE lane = ?1 AND state < {leased} AND rank = ?3 AND visible_at < ?4 UNION ALL
+SELECT 1 FROM jobs WHERE lane = ?1 AND state < {leased} AND rank = ?3 AND visible_at = ?4 AND seq < ?5
 -- name: list_waiting
 SELECT {job} FROM jobs
 WHERE lane = ? AND state < {leased} AND (rank, visible_at, seq) > (?, ?, ?) ORDER BY rank, visible_at, seq LIMIT ?;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import msgspec
 
@@ -14,6 +14,7 @@ from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.dedup import Binding, expired
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, Gap, Gathered
+from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT, OTHERS_SCAN, Standing
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, NewJob, PurgeCount
 from holdfast.core.names import check_id
 from holdfast.extensions import LogRange
@@ -33,7 +34,7 @@ from holdfast.store import (
     WorkerPage,
 )
 from holdfast.stores.file import rows
-from holdfast.stores.file.sql import FUTURE, OLDEST_READY, SQL
+from holdfast.stores.file.sql import AHEAD, ANY_VISIBLE, FUTURE, OLDEST_READY, SQL
 from holdfast.stores.file.transaction import clock
 
 SCAN = 10_000
@@ -64,6 +65,26 @@ def get(db: sqlite3.Connection, keys: Sequence[JobKey]) -> list[Job | None]:
         job = None if row is None else rows.to_job(row, key.tenant, key.queue)
         found.append(None if job is None or lifecycle.forgotten(job, at) else _shown(db, job, at))
     return found
+
+
+def standing(db: sqlite3.Connection, key: JobKey) -> Standing | None:
+    """What a job waits for in its queue. [TENANT-2]"""
+    at = now(db)
+    lane = _lane(db, key.tenant, key.queue, {})
+    row = None if lane is None else db.execute(SQL["find_job"], (lane, key.id)).fetchone()
+    if row is None or lifecycle.forgotten(job := rows.to_job(row, key.tenant, key.queue), at):
+        return None
+    paused: bool = bool(db.execute(SQL["lane_paused"], (lane,)).fetchone()[0])
+    job = _shown(db, job, at)
+    if job.state is not JobState.READY:
+        return Standing(job, at, paused)
+    rank = 9 - job.envelope.priority
+    ahead = db.execute(AHEAD, (lane, at, rank, job.visible_at, job.seq, AHEAD_LIMIT + 1)).fetchone()[0]
+    maybe = db.execute(SQL["lanes_with_work"], (key.queue, at, OTHERS_SCAN))
+    working = (
+        one for one, waiting in maybe if waiting and one != lane and db.execute(ANY_VISIBLE, (one, at)).fetchone()
+    )
+    return Standing(job, at, paused, ahead, sum(1 for _ in islice(working, OTHERS_LIMIT + 1)))
 
 
 def key_holders(db: sqlite3.Connection, items: Sequence[NewJob]) -> list[str | None]:

@@ -50,4 +50,5 @@ ANY_VISIBLE = f"{arms('any_visible_arm')} LIMIT 1"
 SOONEST = f"SELECT min(at) FROM ({arms('soonest_arm')})"  # noqa: S608 - built from constants only
 FUTURE = arms("future_arm")
 OLDEST_READY = f"SELECT min(at) FROM ({arms('soonest_arm')}) WHERE at <= ?2"  # noqa: S608
+AHEAD = f"SELECT count(*) FROM ({arms('ahead_arm')} UNION ALL {SQL['ahead_of_its_rank']} LIMIT ?6)"  # noqa: S608
 SCHEMA = _read("schema.sql")

@@ -14,6 +14,7 @@ from typing import Any
 from holdfast.budgets import BudgetEnforcer
 from holdfast.core.budgets import Usage
 from holdfast.core.errors import StoreMismatch, StoreUnavailable, Unsupported
+from holdfast.core.explain import Standing
 from holdfast.core.job import (
     Cancel,
     CancelStatus,
@@ -219,6 +220,9 @@ class FileStore:
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         return await self._opened.read(lambda db: reads.get(db, keys))
+
+    async def standing(self, key: JobKey) -> Standing | None:
+        return await self._opened.read(lambda db: reads.standing(db, key))
 
     async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
         return await self._opened.read(lambda db: reads.key_holders(db, items))

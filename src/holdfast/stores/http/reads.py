@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 
 from holdfast.core.errors import AccessRefused, JobNotFound, Unsupported
+from holdfast.core.explain import Explanation, Facts, Standing, explain
 from holdfast.core.job import Job, JobKey, JobState
 from holdfast.core.names import FLOWS
 from holdfast.paging import pages
@@ -42,6 +43,17 @@ class Reads(HttpSession):
     async def flow(self, tenant: str, id: str) -> answers.Flow | None:
         self._check(tenant)
         return await flows.get(self._client, JobKey(tenant, FLOWS, id))
+
+    async def explain(self, key: JobKey) -> Explanation:
+        self._check(key.tenant)
+        try:
+            return await self._client.call("GET", f"{job_path(key)}/explain", Explanation)
+        except JobNotFound:
+            return explain(Facts(key, None))
+
+    async def standing(self, key: JobKey) -> Standing | None:
+        self._check(key.tenant)
+        raise Unsupported("what a job waits for, as single facts; use `queue.explain`", "http")
 
     async def list(self, query: ListQuery) -> Page:
         self._check(query.tenant)

@@ -41,6 +41,16 @@ class LazyHeap(Generic[E]):
             heappop(entries)
         return None
 
+    def count_below(self, bound: tuple[Any, ...], limit: int) -> int:
+        """How many live entries are smaller than `bound`, up to `limit`. Looks at few others."""
+        count, places = 0, [0]
+        while places and count < limit:
+            place = places.pop()
+            if place < len(self.entries) and self.entries[place] < bound:
+                count += self._is_live(self.entries[place])
+                places += (2 * place + 1, 2 * place + 2)
+        return count
+
     def take(self) -> E | None:
         """Remove the smallest live entry and return it."""
         entries = self.entries

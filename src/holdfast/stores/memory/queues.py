@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import chain, islice
 
 from holdfast.core import fairness
-from holdfast.core.job import WAITING, Job
+from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT, OTHERS_SCAN, Standing, claim_order
+from holdfast.core.job import WAITING, Job, JobState
 from holdfast.stores.memory.heaps import LazyHeap
 
 ReadyEntry = tuple[int, int, int, Job]
@@ -70,6 +72,18 @@ class QueueIndex:
         while (entry := self.later.first()) is not None and entry[0] <= now:
             self.later.pop()
             self.put(entry[2], now)
+
+    def standing(self, job: Job, now: int) -> Standing:
+        """What a job of this queue name waits for."""
+        tenant_queue = self.tenants[job.tenant]
+        if job.state is not JobState.READY:
+            return Standing(job, now, tenant_queue.paused)
+        self.promote(now)
+        ahead = tenant_queue.ready.count_below(claim_order(job), AHEAD_LIMIT + 1)
+        maybe = dict.fromkeys(islice(chain((name for _, name in self.turns), self.entering), OTHERS_SCAN))
+        working = (name for name in maybe if name != job.tenant and self.tenants[name].has_ready())
+        others = sum(1 for _ in islice(working, OTHERS_LIMIT + 1))
+        return Standing(job, now, tenant_queue.paused, ahead, others)
 
     def pick(self, tenant: str | None, cost: Callable[[str], int]) -> Iterator[Job]:
         """Take ready jobs one by one: those of `tenant`, or with None of all tenants in fair turns."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.core.budgets import RECORD_BYTES, Usage
+from holdfast.core.explain import Standing
 from holdfast.core.job import Job, JobKey
 from holdfast.paging import list_page, queue_stats, shown_job
 from holdfast.store import ListQuery, Page, QueueStats
@@ -15,6 +16,12 @@ def get(tables: Tables, keys: Sequence[JobKey], now: int) -> list[Job | None]:
     """Jobs by name. [TENANT-2]"""
     found = (tables.jobs.find(key, now) for key in keys)
     return [None if job is None else shown_job(job, now) for job in found]
+
+
+def standing(tables: Tables, key: JobKey, now: int) -> Standing | None:
+    """What a job waits for in its queue. [TENANT-2]"""
+    job = tables.jobs.find(key, now)
+    return None if job is None else tables.jobs.queues[key.queue].standing(shown_job(job, now), now)
 
 
 def list_jobs(tables: Tables, query: ListQuery, now: int) -> Page:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.core.budgets import Usage
+from holdfast.core.explain import Standing
 from holdfast.core.job import (
     Cancel,
     CancelStatus,
@@ -114,6 +115,10 @@ class MemoryStore(LocalStore):
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         with self.lock:
             return reads.get(self.tables, keys, self.clock.now())
+
+    async def standing(self, key: JobKey) -> Standing | None:
+        with self.lock:
+            return reads.standing(self.tables, key, self.clock.now())
 
     async def list(self, query: ListQuery) -> Page:
         with self.lock:

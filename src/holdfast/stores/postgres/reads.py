@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import InvalidOption
+from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT, OTHERS_SCAN, Standing
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, NewJob, PurgeCount
 from holdfast.core.names import check_id
 from holdfast.paging import BEHIND_ALL, QUEUES_LOOKED_AT, name_cursor, tenant_cursor, tenant_page_of
@@ -90,6 +91,20 @@ async def get(client: PostgresClient, cache: LaneCache, keys: Sequence[JobKey]) 
         if not lifecycle.forgotten(job, now):
             found[n] = _shown(job, now)
     return found
+
+
+async def standing(client: PostgresClient, cache: LaneCache, key: JobKey) -> Standing | None:
+    """What a job waits for in its queue. [TENANT-2]"""
+    lane = await lane_of(client, cache, key.tenant, key.queue)
+    if lane is None:
+        return None
+    limits = (AHEAD_LIMIT + 1, OTHERS_LIMIT + 1, OTHERS_SCAN)
+    fingerprint = cache.fingerprint([lane])
+    for row in await client.rows("standing", lane.queue_id, lane.number, key.id, fingerprint, *limits, repeat=True):
+        job = rows.to_job(row, key.tenant, key.queue)
+        if not lifecycle.forgotten(job, row["now"]):
+            return Standing(_shown(job, row["now"]), row["now"], row["paused"], row["ahead"], row["others"])
+    return None
 
 
 async def key_holders(client: PostgresClient, cache: LaneCache, items: Sequence[NewJob]) -> list[str | None]:

@@ -14,6 +14,7 @@ import msgspec
 from holdfast.budgets import BudgetEnforcer
 from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import JobNotFound, StoreMismatch, Unsupported
+from holdfast.core.explain import Standing
 from holdfast.core.job import (
     Cancel,
     CancelStatus,
@@ -251,6 +252,9 @@ class PostgresStore:
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         return await retry_stale(lambda: reads.get(self._opened, self._cache, keys))
+
+    async def standing(self, key: JobKey) -> Standing | None:
+        return await retry_stale(lambda: reads.standing(self._opened, self._cache, key))
 
     async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
         return await retry_stale(lambda: reads.key_holders(self._opened, self._cache, items))

@@ -10,6 +10,7 @@ from uuid import uuid4
 from holdfast.core import lifecycle
 from holdfast.core.codes import STATE_CODES, STATES
 from holdfast.core.errors import JobCanceled, JobNotFound, LeaseExpired, LeaseLost, NotReplayable, QuotaExceeded
+from holdfast.core.explain import OTHERS_LIMIT, Standing
 from holdfast.core.job import (
     AlreadyCompleted,
     Cancel,
@@ -162,15 +163,26 @@ async def get(shards: Shards, keys: Sequence[JobKey]) -> list[Job | None]:
         return (encode([_address(key) for key in piece]),)
 
     answers = await shards.run_batch("get", keys, lambda key: key.tenant, pack, repeat=True)
-    jobs: list[Job | None] = []
-    for key, (now, raw) in zip(keys, answers, strict=True):
-        job = None if raw is None else records.to_job(*key, raw)
-        if job is not None and lifecycle.forgotten(job, now):
-            job = None
-        if job is not None:
-            job.state = lifecycle.shown(job, now)
-        jobs.append(job)
-    return jobs
+    return [_shown(key, raw, now) for key, (now, raw) in zip(keys, answers, strict=True)]
+
+
+async def standing(shards: Shards, key: JobKey) -> Standing | None:
+    """What a job waits for in its queue, without a large payload. All shards count the tenants that take turns."""
+    answers = await shards.run_on_all("standing", encode(key))
+    now, raw, paused, ahead, _ = answers[shards.of(key.tenant)]
+    job = _shown(key, raw, now)
+    if job is None:
+        return None
+    others = sum(answer[4] for answer in answers) if job.state is JobState.READY else 0
+    return Standing(job, now, bool(paused), ahead, min(others, OTHERS_LIMIT + 1))
+
+
+def _shown(key: JobKey, raw: bytes | None, now: int) -> Job | None:
+    job = None if raw is None else records.to_job(*key, raw)
+    if job is None or lifecycle.forgotten(job, now):
+        return None
+    job.state = lifecycle.shown(job, now)
+    return job
 
 
 async def key_holders(shards: Shards, items: Sequence[NewJob]) -> list[str | None]:

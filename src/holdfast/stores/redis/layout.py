@@ -15,6 +15,7 @@ from holdfast.core import fairness
 from holdfast.core.budgets import RECORD_BYTES
 from holdfast.core.codes import EVENT_CODES, EVENT_KINDS, KEY_POLICY_CODES, OUTCOME_CODES, REASON_CODES, STATE_CODES
 from holdfast.core.events import EventKind
+from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT, OTHERS_SCAN
 from holdfast.core.job import ERRORS_KEPT, PURGE_COUNT_MS, PURGE_COUNTS_DROPPED, AttemptError, Backoff
 
 FORMAT = 6
@@ -163,6 +164,9 @@ def _lua_constants() -> dict[str, str]:
         "RECORD_SIZE": HEAD.size,
         "RECORD_BYTES": RECORD_BYTES,
         "ERRORS_KEPT": ERRORS_KEPT,
+        "AHEAD_LIMIT": AHEAD_LIMIT,
+        "OTHERS_LIMIT": OTHERS_LIMIT,
+        "OTHERS_SCAN": OTHERS_SCAN,
         "PURGE_COUNT_MS": PURGE_COUNT_MS,
         "PURGE_COUNTS_DROPPED": PURGE_COUNTS_DROPPED,
         "TURN_COST": fairness.STRIDE,

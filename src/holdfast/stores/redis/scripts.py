@@ -30,6 +30,9 @@ _CONSTANT = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
 _REFUSED_WHEN_FULL = frozenset({"enqueue", "replay"})
 """Scripts that add work. A server without free memory refuses these alone, so that existing work can be finished."""
 
+_READ_ONLY = frozenset({"standing"})
+"""Scripts that the server refuses to let write."""
+
 
 class Script(Struct, frozen=True):
     """A script as the server gets it, and its hash."""
@@ -48,7 +51,7 @@ def assemble(name: str, parts: dict[str, str]) -> Script:
         raise ValueError(msg)
     shortcut = [uses[2]] if uses[2] else []
     used = [part for part in PARTS if part in uses[1].split()]
-    flags = "" if name in _REFUSED_WHEN_FULL else " flags=allow-oom"
+    flags = "" if name in _REFUSED_WHEN_FULL else f" flags={'no-writes' if name in _READ_ONLY else 'allow-oom'}"
     joined = "\n".join(parts[part] for part in ("head", *shortcut, "prelude", "writes", *used, name))
     code = _with_constants(_without_unused(_COMMENT.sub("", joined)))
     text = f"#!lua{flags}\n{code}"

@@ -7,10 +7,13 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.budgets import BudgetEnforcer
 from holdfast.core.budgets import Usage
 from holdfast.core.errors import StoreUnavailable, Unsupported
 from holdfast.core.events import LEASE_EXPIRED, fingerprint
+from holdfast.core.explain import Standing
 from holdfast.core.job import (
     AttemptError,
     Cancel,
@@ -207,6 +210,11 @@ class RedisStore:
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         return await with_payloads(self._opened, await jobs.get(self._opened, keys))
+
+    async def standing(self, key: JobKey) -> Standing | None:
+        found = await jobs.standing(self._opened, key)
+        (job,) = await with_payloads(self._opened, [found and found.job])
+        return None if found is None or job is None else replace(found, job=job)
 
     async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
         return await jobs.key_holders(self._opened, items)

@@ -59,6 +59,7 @@ RULES: dict[str, str] = {
     "EVENT-1": "Every transition appends exactly one event.",
     "EVENT-2": "A reader that resumes misses nothing and sees nothing twice; trimming is never silent.",
     "EVENT-3": "A tenant's stream shows that tenant alone.",
+    "EXPLAIN-1": "An explanation names what holds a job back and what moves it, with bounded work.",
     "KEEP-1": "Only terminal jobs are ever forgotten, after their retention.",
     "TIME-1": "Only the store's clock decides; its jumps are survived.",
 }

@@ -17,6 +17,7 @@ from holdfast.core.job import (
     DAY,
     HOUR,
     SECOND,
+    WAITING,
     AttemptError,
     Backoff,
     Cancel,
@@ -272,6 +273,11 @@ def list_jobs(random: Random, world: World) -> TraceStep:
     return TraceStep("list", (ListQuery(*lane, states, type_, error, None, random.choice((1, 2, 5, 100))),))
 
 
+def standing(random: Random, world: World) -> TraceStep:
+    """What a job waits for in its queue."""
+    return TraceStep("standing", (_known(random, world, *WAITING),))
+
+
 def stats(random: Random, world: World) -> TraceStep:
     """Counts of named queues or of all."""
     del world
@@ -386,11 +392,12 @@ MAKERS: dict[str, Maker] = {
     "prune": prune,
     "mark": mark,
     "reopen": reopen,
+    "standing": standing,
 }
 WEIGHTS = dict.fromkeys(MAKERS, 1) | {
     "enqueue": 16, "claim": 16, "finish": 14, "advance": 8, "extend": 3, "report": 2, "cancel": 3, "replay": 4,
-    "purge": 2, "set_result_ttl": 2, "list": 3, "events": 3, "reap": 3, "prune": 3, "mark": 2, "pause": 2, "beat": 2,
-    "set_tenant": 2, "set_reader": 2,
+    "purge": 2, "set_result_ttl": 2, "list": 3, "standing": 2, "events": 3, "reap": 3, "prune": 3, "mark": 2,
+    "pause": 2, "beat": 2, "set_tenant": 2, "set_reader": 2,
 }  # fmt: skip
 
 
