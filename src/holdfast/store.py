@@ -71,7 +71,7 @@ REPAIR_LIMIT = 100
 """The most expired leases that one claim ends before it looks for jobs. [LEASE-3]"""
 
 PAGE_LIMIT = 100
-"""The most queues, tenants or workers that one page looks at."""
+"""The most queues, tenants or workers that one page reads."""
 
 
 class Capabilities(Struct, frozen=True):
@@ -95,7 +95,7 @@ class Capabilities(Struct, frozen=True):
 
 
 class Hint(StrEnum):
-    """What may have changed. A hint carries no data: its receiver looks for itself."""
+    """What may have changed. A hint carries no data: its receiver reads the store."""
 
     READY = "ready"
     """A job may have become claimable."""
@@ -320,7 +320,7 @@ class Store(Protocol):
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Ready -> leased, in claim order and in fair turns. [CLAIM-1 to CLAIM-5, TENANT-4]
 
-        First ends a bounded number of expired leases. [LEASE-3] Never waits: an empty answer says when to look again.
+        First ends a bounded number of expired leases. [LEASE-3] Never waits: an empty answer says when to claim again.
         """
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
@@ -410,7 +410,7 @@ class Store(Protocol):
         """Stop handing out a queue's jobs, or start again. [CLAIM-5]"""
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
-        """Set what is not None. A quota on the tenant limits all its queues together. [TENANT-4, TENANT-5]
+        """Set the fields that are not None. A quota on the tenant limits all its queues together. [TENANT-4, TENANT-5]
 
         Budgets apply to this handle at once, to others within 10 s.
         """
