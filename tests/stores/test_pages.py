@@ -4,11 +4,11 @@ import pytest
 
 from holdfast.core.job import Cancel, JobKey, Purge
 from holdfast.opening import open_store
-from holdfast.paging import QUEUES_LOOKED_AT
+from holdfast.paging import QUEUES_READ
 from holdfast.store import PAGE_LIMIT, TenantSettings
 from tests.stores.load import new
 
-MANY = QUEUES_LOOKED_AT + 2 * PAGE_LIMIT
+MANY = QUEUES_READ + 2 * PAGE_LIMIT
 TENANT = "acme"
 
 

@@ -13,7 +13,7 @@ from holdfast.core.errors import InvalidOption
 from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT, OTHERS_SCAN, Standing
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, NewJob, PurgeCount
 from holdfast.core.names import check_id
-from holdfast.paging import BEHIND_ALL, QUEUES_LOOKED_AT, name_cursor, tenant_cursor, tenant_page_of
+from holdfast.paging import AFTER_ALL, QUEUES_READ, name_cursor, tenant_cursor, tenant_page_of
 from holdfast.store import (
     PAGE_LIMIT,
     ListQuery,
@@ -183,11 +183,11 @@ async def tenant_page(client: PostgresClient, cursor: str | None, limit: int) ->
     """Tenants with jobs or settings. Reads a bounded number of queues."""
     tenant, queue = tenant_cursor(cursor)
     limit = min(limit, PAGE_LIMIT)
-    arguments = (tenant, queue or BEHIND_ALL, BEHIND_ALL, limit, QUEUES_LOOKED_AT)
+    arguments = (tenant, queue or AFTER_ALL, AFTER_ALL, limit, QUEUES_READ)
     looks = await client.rows("lanes_after", *arguments, repeat=True)
     names = [row["tenant"] for row in looks if row["used"]]
     stop: tuple[str, str] | None = None
-    if len(names) == limit or len(looks) == QUEUES_LOOKED_AT:
+    if len(names) == limit or len(looks) == QUEUES_READ:
         last = looks[-1]
         stop = (last["tenant"], "" if last["used"] else last["queue"])
     again = tenant if queue else None  # The last page did not finish this tenant.

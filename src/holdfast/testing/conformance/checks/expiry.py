@@ -101,10 +101,10 @@ async def leases_of_many_tenants_are_all_found(h: Harness) -> None:
     expect_equal((len(short), len(long)), (6, 4), "jobs leased for short and for long")
     await h.advance(LEASE)
     reaped = [key for key in (await h.store.reap(1000, 0.0)).jobs if key.tenant in tenants]
-    expect_equal(sorted(reaped), sorted(job.key for job in short), "leases that have run out")
+    expect_equal(sorted(reaped), sorted(job.key for job in short), "leases that have expired")
     await h.advance(HOUR - LEASE)
     reaped = [key for key in (await h.store.reap(1000, 0.0)).jobs if key.tenant in tenants]
-    expect_equal(sorted(reaped), sorted(job.key for job in long), "leases that have run out in the end")
+    expect_equal(sorted(reaped), sorted(job.key for job in long), "long leases that have expired")
 
 
 @rule("LEASE-3")
