@@ -71,7 +71,7 @@ async def a_job_that_kills_its_worker_becomes_a_dead_letter(h: Harness) -> None:
         await h.advance(LEASE)
         await h.store.reap(1000, 0.0)
         state = JobState.RETRYING if attempt < 3 else JobState.FAILED
-        await h.expect_state(killer.key, state, f"after lease {attempt} ran out")
+        await h.expect_state(killer.key, state, f"after lease {attempt} expired")
         await h.advance(DELAY)
     await h.claim_none()
     job = await h.get(h.key("killer"))
@@ -262,7 +262,7 @@ async def a_release_can_return_all_earlier_attempts(h: Harness) -> None:
     try:
         h.accepted(await h.release(job, forgive=True), JobState.READY)
     except Unsupported as refused:
-        raise Skipped("the store gives back no earlier attempts") from refused
+        raise Skipped("the store cannot return earlier attempts") from refused
     waits = await h.get(job.key)
     expect_equal((waits.attempts, len(waits.errors)), (0, 2), "attempts and errors after a release that forgives")
     expect_equal((await h.claim_one("job")).attempts, 1, "attempt number after it")
@@ -300,8 +300,8 @@ async def a_released_job_shows_its_reason_and_since_when(h: Harness) -> None:
             expect_equal((waits.released_for, waits.first_released_at), wanted, "reason in the record")
             expect_equal((waits.attempts, len(waits.errors)), (0, 0), "attempts and errors after a release")
             event = (await f.history(job.key))[-1]
-            said = {"visible_at": waits.visible_at, "reason": reason}
-            expect_equal((event.kind, event.attempt, event.data), ("released", 1, said), "event")
+            data = {"visible_at": waits.visible_at, "reason": reason}
+            expect_equal((event.kind, event.attempt, event.data), ("released", 1, data), "event")
             await f.advance(100)
             job = await f.claim_one(queue=job.queue)
             expect_equal((job.released_for, job.first_released_at), wanted, "reason as a claim gives it")
@@ -329,7 +329,7 @@ async def the_reason_of_a_release_lasts_until_another_worker_runs_the_job(h: Har
             expect_equal(
                 (waits.released_for, waits.first_released_at), ("", 0), f"reason in the record after {outcome}"
             )
-            expect("reason" not in (await f.history(job.key))[-1].data, f"{outcome} tells of the reason before it")
+            expect("reason" not in (await f.history(job.key))[-1].data, f"the event of {outcome} has the earlier reason")
 
 
 @rule("RETRY-5")
