@@ -329,7 +329,7 @@ async def the_reason_of_a_release_lasts_until_another_worker_runs_the_job(h: Har
             expect_equal(
                 (waits.released_for, waits.first_released_at), ("", 0), f"reason in the record after {outcome}"
             )
-            expect("reason" not in (await f.history(job.key))[-1].data, f"the event of {outcome} has the earlier reason")
+            expect("reason" not in (await f.history(job.key))[-1].data, f"{outcome} has the earlier reason")
 
 
 @rule("RETRY-5")
