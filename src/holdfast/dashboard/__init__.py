@@ -5,6 +5,7 @@
     sessions     signed cookies                         source       the store, its tenants and Queues
     page         what a page is                         view         one request for a page
     live         which fragment of a page changed       rendering    templates, and how values are shown
+    recent       the newest events of each tenant that is looked at
     server       a process of its own                   mounting     in your own application
     pages/       one file for each page: what it reads, and its actions
     templates/   its HTML                               static/      the style sheet and the script

@@ -12,6 +12,8 @@ whatever the backlog. It shows a queue only if `view.sees(queue)`. Its tests are
 """
 
 from holdfast.dashboard.page import WebPage
-from holdfast.dashboard.pages import queues, tenants
+from holdfast.dashboard.pages import dead, dead_run, events, proof, queues, tenants, workers
 
-PAGES: tuple[WebPage, ...] = (queues.PAGE, tenants.PAGE)
+PAGES: tuple[WebPage, ...] = (
+    queues.PAGE, *dead.PAGES, dead_run.PAGE, events.PAGE, *workers.PAGES, *tenants.PAGES, proof.PAGE,
+)  # fmt: skip
