@@ -80,9 +80,10 @@ class Look(Struct):
         return sorted(self.groups.values(), key=lambda group: (-group.count, -group.newest))
 
 
-async def look(view: View, choice: Choice, at: str = "", *, most: int = LOOK, keep: int = 0) -> Look:
+async def look(view: View, choice: Choice, at: str = "", *, most: int | None = None, keep: int = 0) -> Look:
     """Look at the dead letters that match, from a place on."""
     found, began = Look(), time.monotonic()
+    most = LOOK if most is None else most
     async with aclosing(pages(view, choice, at, min(READ, most))) as parts:
         async for jobs, rest in parts:
             for job in jobs:
