@@ -65,8 +65,13 @@ async def test_an_operator_sets_weight_and_quota_and_that_is_recorded(guarded, c
         await guarded.queue().enqueue({"n": 1}, queue="press")
 
 
-@pytest.mark.parametrize("wrong", [{}, {"weight": "much"}, {"weight": "-1"}, {"weight": "nan"}, {"max_waiting": "1.5"},
-                                   {"max_waiting": "-1"}, {"max_waiting": "inf"}, {"weight": "2", "queue": "a b"}])  # fmt: skip
+WRONG = (
+    {}, {"weight": "much"}, {"weight": "-1"}, {"weight": "nan"}, {"max_waiting": "1.5"}, {"max_waiting": "-1"},
+    {"max_waiting": "inf"}, {"weight": "2", "queue": "a b"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 async def test_a_setting_that_makes_no_sense_is_refused(opened, wrong):
     await opened.queue().enqueue({"n": 1})
     answer = await opened.browser().act("/tenant/set?tenant=acme", wrong, "/tenant?tenant=acme")

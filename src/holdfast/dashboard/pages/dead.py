@@ -66,8 +66,8 @@ def command(view: View, choice: Choice, do: str) -> str:
 
 
 def of_ends(view: View, signal: Signal) -> bool:
-    """A fragment about dead letters: jobs come by failing, and go by a replay or a purge."""
-    return signal.tenant in ("", view.tenant) and signal.hint in (Hint.DONE, Hint.READY, Hint.EVENTS)
+    """A fragment about dead letters: a job ended. Replays and purges from elsewhere are seen a little later."""
+    return signal.hint is Hint.DONE and signal.tenant in ("", view.tenant)
 
 
 async def replay(view: View, form: Form) -> Done:

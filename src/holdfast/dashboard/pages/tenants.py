@@ -102,7 +102,7 @@ async def change(view: View, form: Form) -> Done:
     weight, quota = _number(form, "weight"), _number(form, "max_waiting")
     if weight is None and quota is None:
         raise InvalidOption("tenant", "nothing to set: a field that is left empty changes nothing")
-    if quota is not None and quota != int(quota):
+    if quota is not None and not quota.is_integer():
         raise InvalidOption("max_waiting", f"{quota:g} is not a whole number")
     max_waiting = None if quota is None else int(quota)
     await view.queue.set_tenant(
