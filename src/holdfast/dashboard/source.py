@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 
 from holdfast.blobs import Blobs
+from holdfast.dashboard.histories import Histories
+from holdfast.dashboard.rates import AllRates
 from holdfast.dashboard.recent import RecentEvents
 from holdfast.extensions import SingleTenant
 from holdfast.opening import shown_url
@@ -28,6 +30,8 @@ class Source:
         self.proof = proof
         """The directory with the results of checks, if the operator named one."""
         self.recent = RecentEvents(store)
+        self.histories = Histories(store)
+        self.rates = AllRates(store)
         self._blobs = blobs
         self._tenant = tenant
         self._queues: dict[str, Queue] = {}

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline.charts import NONE, Band, Chart, Series
+from holdfast.charts import NONE, Band, Chart, Series
 from holdfast.pipeline.figures import PERCENTS, Figures, figures
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.transforms.sketches import merged, percentile
