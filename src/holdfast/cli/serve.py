@@ -54,8 +54,8 @@ Proof = Annotated[
     typer.Option(
         "--proof",
         metavar="DIR",
-        help="A directory with conformance.json and audit.json, as --json of these commands prints them: the dashboard"
-        f" shows them. [env: {PROOF_VARIABLE}]",
+        help="A directory whose conformance.json and audit.json are shown: what `conformance` and `pipeline audit`"
+        f" print with --json. [env: {PROOF_VARIABLE}]",
     ),
 ]
 

@@ -71,7 +71,7 @@ class Histories:
         events = [event for event in found.events if event.number <= job.events or not job.events]
         numbers = [event.number for event in events]
         if numbers and numbers[0] == 1 and numbers == [*range(1, len(numbers) + 1)] and len(numbers) == job.events:
-            return History([_entry(event) for event in events], spans(events, now), is_complete=True)
+            return History([entry_of(event) for event in events], spans(events, now), is_complete=True)
         return History(_from_record(job), _spans_of(job, now), is_complete=False)
 
     async def _read(self, job: Job, found: _Found) -> None:
@@ -118,7 +118,8 @@ def spans(events: list[Event], now: int) -> list[Span]:
     return found
 
 
-def _entry(event: Event) -> Entry:
+def entry_of(event: Event) -> Entry:
+    """What an event says."""
     error: dict[str, Any] = event.data.get("error") or {}
     text = f"{error.get('type', '')}: {error.get('message', '')}" if error else ""
     return Entry(event.at, event.kind, _detail(event), event.worker_id if event.kind == "claimed" else "", text)

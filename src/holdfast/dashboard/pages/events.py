@@ -5,25 +5,16 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, get_args
 
-from msgspec import Struct
-
 from holdfast.core.errors import InvalidOption
-from holdfast.core.events import Event, EventKind
+from holdfast.core.events import EventKind
 from holdfast.core.names import check_id
+from holdfast.dashboard.histories import entry_of
 from holdfast.dashboard.page import Fragment, WebPage, of_queue
 from holdfast.dashboard.view import View
 from holdfast.store import Hint, Signal
 
 SHOWN = 200
 KINDS: tuple[str, ...] = get_args(EventKind)
-
-
-class Line(Struct, frozen=True):
-    """An event, and what it says beside its kind."""
-
-    event: Event
-    detail: str
-    error: str
 
 
 async def read(view: View) -> dict[str, Any]:
@@ -46,7 +37,7 @@ async def read(view: View) -> dict[str, Any]:
     )
     found = list(islice(matching, SHOWN + 1))
     return {
-        "lines": [_line(event) for event in found[:SHOWN]],
+        "lines": [(event, entry_of(event)) for event in found[:SHOWN]],
         "more": len(found) > SHOWN,
         "complete_from": recent.complete_from,
         "kept": len(recent.events),
@@ -62,18 +53,6 @@ async def filters(view: View) -> dict[str, Any]:
 def of_log(view: View, signal: Signal) -> bool:
     """A fragment about the log."""
     return signal.hint is Hint.EVENTS and of_queue(view, signal)
-
-
-def _line(event: Event) -> Line:
-    data = event.data
-    error: dict[str, Any] = data.get("error") or {}
-    text = f"{error.get('type', '')}: {error.get('message', '')}" if error else ""
-    said = [f"attempt {event.attempt}"] if event.kind == "claimed" else []
-    if event.kind == "progressed":
-        said.append(f"{100 * float(data.get('fraction') or 0):.0f} % {data.get('message') or ''}".strip())
-    said += [str(data["reason"]).replace("_", " ")] if data.get("reason") else []
-    said += [f"by {data['by']}"] if data.get("by") else []
-    return Line(event, ", ".join(said), text)
 
 
 PAGE = WebPage(
