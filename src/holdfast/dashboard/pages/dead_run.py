@@ -6,6 +6,7 @@ each step is checked and recorded. A run takes the jobs that had failed when it 
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,7 +33,6 @@ PLAN = 10_000
 SAMPLE = 20
 STEP_S = 1.0
 """A step ends with the batch that is under way after this time."""
-MAX_NUMBER = 2**53
 
 Act = Callable[[View, str, Sequence[Job]], Awaitable[Counter[str]]]
 
@@ -76,7 +76,7 @@ async def read(view: View) -> dict[str, Any]:
 
 async def replay(view: View, form: Form) -> Done:
     """A step of a replay. [DEAD-1]"""
-    # As the command does: without it, a process that has just begun would judge nobody's budget.
+    # As the command does: without it, a process that has just begun would enforce no budget.
     await read_counts(view.store, view.tenant)
     return await _step(view, form, "replay", "replayed", _replay)
 
@@ -124,7 +124,7 @@ async def _purge(view: View, queue: str, jobs: Sequence[Job]) -> Counter[str]:
 def _progress(text: Callable[[str], str]) -> Progress:
     def number(name: str) -> int:
         given = text(name) or "0"
-        if not given.isascii() or not given.isdigit() or int(given) > MAX_NUMBER:
+        if not re.fullmatch(r"[0-9]{1,15}", given):
             raise InvalidOption(name, f"{given!r} is not a number of this page")
         return int(given)
 
