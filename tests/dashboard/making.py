@@ -23,8 +23,9 @@ FLAGS = ("--no-sandbox", "--disable-background-networking")
 
 async def claimed(store, key, *, type="send", max_attempts=1, worker="w1"):
     """A job that a worker holds."""
-    await store.enqueue([NewJob(key, Envelope(type, b'{"to": "ann"}', max_attempts=max_attempts))])
+    await store.enqueue([NewJob(key, Envelope(type, b'{"to": "ann"}', max_attempts=max_attempts, priority=9))])
     (job,) = (await store.claim(ClaimRequest(key.tenant, (key.queue,), 1, 60_000, worker, 0.5))).jobs
+    assert job.key == key
     return job
 
 

@@ -55,7 +55,7 @@ async def test_an_operator_sets_weight_and_quota_and_that_is_recorded(guarded, c
     assert answer.status_code == 303
     assert await _own(guarded) == (2.5, 2)
     (line,) = [record.__dict__ for record in caplog.records if record.name == "holdfast.audit"]
-    for fact in ("tenant.set", "olga", "acme", "2.5", "'max_waiting': '2'", "dashboard", "done"):
+    for fact in ("tenant.set", "olga", "acme", "2.5", "max_waiting=2", "dashboard", "done"):
         assert fact in str(line)
     shown = texts(await browser.get(page))
     assert "1 of 2" in shown

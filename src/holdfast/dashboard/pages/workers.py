@@ -12,7 +12,7 @@ from holdfast.dashboard.pages.queues import queue_page
 from holdfast.dashboard.view import NotShown, View
 from holdfast.store import PAGE_LIMIT, ListQuery, Signal, WorkerInfo
 
-SHOWN = 50
+SHOWN, QUEUES_SHOWN = 50, 8
 MAX_PAGES = 10
 """The pages of workers in which one is looked for."""
 READ, MAX_LOOKED = 100, 1000
@@ -29,6 +29,7 @@ async def read(view: View) -> dict[str, Any]:
         "workers": [one for one in page.workers if _shown(view, one)],
         "cursor": page.cursor,
         "late": await _late_before(view),
+        "queues_of": lambda worker: [name for name in worker.queues if view.sees(name)][:QUEUES_SHOWN],
         "sees_hosts": lambda worker: _sees_host(view, worker),
         "is_all": _whose(view) is None,
     }
