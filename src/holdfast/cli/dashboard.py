@@ -59,14 +59,13 @@ def dashboard(
     On this machine it opens without a login and shows all tenants. On another --host it asks for a token of the HTTP
     API, so it needs the key that verifies them.
     """
-    import asyncio
     import os
 
     from holdfast.cli.running import exit_on_term
 
     with needing("dashboard", "dashboard"):
         from holdfast.dashboard.access import OnLoopback
-        from holdfast.service.listening import is_loopback, listen
+        from holdfast.service.listening import is_loopback, listen, run
         from holdfast.telemetry import logging
 
     tokens = None
@@ -81,7 +80,7 @@ def dashboard(
         "url": url, "blobs": blobs_url(blobs), "tenant": tenant or os.environ.get(TENANT_VARIABLE),
         "proof": proof_directory(proof),
     }  # fmt: skip
-    asyncio.run(_serve(sock, OnLoopback() if tokens is None else tokens, **given))
+    run(_serve(sock, OnLoopback() if tokens is None else tokens, **given))
 
 
 async def _serve(

@@ -13,8 +13,9 @@ from holdfast.store import Store
 
 SCAN_LIMIT = 1000
 """The events that are read at a time."""
-FIRST_READS = 3
-"""How often the log is read for a job that is looked at for the first time. Later looks continue there."""
+FIRST_READS = 2
+"""How often the log is read for a job that is looked at for the first time. If that does not reach the end of the log,
+the record has to do; else later looks continue there."""
 MAX_KEPT = 200
 
 
@@ -22,10 +23,12 @@ class _Found(Struct):
     """The events of a job that were found, up to an offset."""
 
     offset: str | None = None
+    is_hopeless: bool = False
+    """The log is too long."""
     events: list[Event] = field(default_factory=list[Event])
 
 
-class Entry(Struct, frozen=True):
+class HistoryEntry(Struct, frozen=True):
     """One thing that happened to the job. `error` and `detail` say more."""
 
     at: int
@@ -44,10 +47,10 @@ class Span(Struct, frozen=True):
     note: str = ""
 
 
-class History(Struct, frozen=True):
+class JobHistory(Struct, frozen=True):
     """What happened, and how long the job was in each state."""
 
-    entries: list[Entry]
+    entries: list[HistoryEntry]
     spans: list[Span]
     is_complete: bool
     """Whether every event of this life of the job is here."""
@@ -60,7 +63,7 @@ class Histories:
         self._store = store
         self._found: dict[tuple[object, ...], _Found] = {}
 
-    async def of(self, job: Job, now: int) -> History:
+    async def of(self, job: Job, now: int) -> JobHistory:
         """The history of a job as it is now."""
         key = (*job.key, job.seq)
         found = self._found.pop(key, None) or _Found()
@@ -71,18 +74,18 @@ class Histories:
         events = [event for event in found.events if event.number <= job.events or not job.events]
         numbers = [event.number for event in events]
         if numbers and numbers[0] == 1 and numbers == [*range(1, len(numbers) + 1)] and len(numbers) == job.events:
-            return History([entry_of(event) for event in events], spans(events, now), is_complete=True)
-        return History(_from_record(job), _spans_of(job, now), is_complete=False)
+            return JobHistory([entry_of(event) for event in events], spans(events, now), is_complete=True)
+        return JobHistory(_from_record(job), _spans_of(job, now), is_complete=False)
 
     async def _read(self, job: Job, found: _Found) -> None:
         """Look for events of the job that are missing."""
-        for _ in range(1 if found.offset else FIRST_READS):
-            if found.events and found.events[-1].number >= job.events:
+        for _ in range(FIRST_READS):
+            if found.is_hopeless or (found.events and found.events[-1].number >= job.events):
                 return
             try:
                 page = await self._store.events(job.tenant, found.offset, SCAN_LIMIT)
             except EventsTrimmed:
-                found.offset, found.events = None, []
+                found.is_hopeless = True
                 return
             found.offset = page.next
             for event in page.events:
@@ -92,6 +95,7 @@ class Histories:
                     found.events.append(event)
             if not page.more:
                 return
+        found.is_hopeless = True
 
 
 _ENDS = {"completed": JobState.COMPLETED, "failed": JobState.FAILED, "canceled": JobState.CANCELED}
@@ -118,11 +122,11 @@ def spans(events: list[Event], now: int) -> list[Span]:
     return found
 
 
-def entry_of(event: Event) -> Entry:
+def entry_of(event: Event) -> HistoryEntry:
     """What an event says."""
     error: dict[str, Any] = event.data.get("error") or {}
     text = f"{error.get('type', '')}: {error.get('message', '')}" if error else ""
-    return Entry(event.at, event.kind, _detail(event), event.worker_id if event.kind == "claimed" else "", text)
+    return HistoryEntry(event.at, event.kind, _detail(event), event.worker_id if event.kind == "claimed" else "", text)
 
 
 def _detail(event: Event) -> str:
@@ -139,19 +143,19 @@ def _detail(event: Event) -> str:
             return f"by {by}" if by else ""
 
 
-def _from_record(job: Job) -> list[Entry]:
+def _from_record(job: Job) -> list[HistoryEntry]:
     """What the record keeps: the beginning, the errors, the last claim and the end."""
-    entries = [Entry(job.enqueued_at, "enqueued")]
+    entries = [HistoryEntry(job.enqueued_at, "enqueued")]
     entries += [
-        Entry(error.at, "attempt failed", f"attempt {error.attempt}", error=f"{error.type}: {error.message}")
+        HistoryEntry(error.at, "attempt failed", f"attempt {error.attempt}", error=f"{error.type}: {error.message}")
         for error in job.errors
     ]
     if job.claimed_at is not None and job.claimed_at >= max([error.at for error in job.errors], default=0):
-        entries.append(Entry(job.claimed_at, "claimed", f"attempt {job.attempts}", job.worker_id))
+        entries.append(HistoryEntry(job.claimed_at, "claimed", f"attempt {job.attempts}", job.worker_id))
     elif job.claimed_at is not None and job.errors:
-        entries.insert(-1, Entry(job.claimed_at, "claimed", f"attempt {job.attempts}", job.worker_id))
+        entries.insert(-1, HistoryEntry(job.claimed_at, "claimed", f"attempt {job.attempts}", job.worker_id))
     if job.finished_at is not None:
-        entries.append(Entry(job.finished_at, str(job.state), job.reason.replace("_", " ")))
+        entries.append(HistoryEntry(job.finished_at, str(job.state), job.reason.replace("_", " ")))
     return entries
 
 

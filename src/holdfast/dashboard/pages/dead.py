@@ -26,7 +26,7 @@ async def read(view: View) -> dict[str, Any]:
         "look": found,
         "groups": found.largest_first,
         "choice": choice,
-        "queues": sorted(name for name, count in dead.items() if count or name == choice.queue),
+        "queues": {name: count for name, count in sorted(dead.items()) if count or name == choice.queue},
         "total": dead.get(choice.queue, 0) if choice.queue else sum(dead.values()),
         "is_first": not view.text("cursor"),
     }
@@ -65,9 +65,9 @@ def command(view: View, choice: Choice, do: str) -> str:
     return view.command("dlq", do, *([] if options or do == "list" else ["--all"]), **options)
 
 
-def of_ends(view: View, signal: Signal) -> bool:
-    """A fragment about dead letters: a job ended. Replays and purges from elsewhere are seen a little later."""
-    return signal.hint is Hint.DONE and signal.tenant in ("", view.tenant)
+def of_log(view: View, signal: Signal) -> bool:
+    """A fragment about dead letters: the log grew."""
+    return signal.hint is Hint.EVENTS and signal.tenant in ("", view.tenant)
 
 
 async def replay(view: View, form: Form) -> Done:
@@ -90,9 +90,9 @@ def _id(view: View) -> str:
 
 
 PAGES = (
-    WebPage("/dead", "Dead letters", "dead.html", {"groups": Fragment(read, of_ends)}, nav="Dead letters", key="d"),
+    WebPage("/dead", "Dead letters", "dead.html", {"groups": Fragment(read, of_log)}, nav="Dead letters", key="d"),
     WebPage(
-        "/dead/group", "Dead letters", "dead_group.html", {"group": Fragment(read_group, of_ends)}, parent="/dead",
+        "/dead/group", "Dead letters", "dead_group.html", {"group": Fragment(read_group, of_log)}, parent="/dead",
         actions=(
             Action("/dead/replay-one", "dead_letters.replay", ADMIN, replay),
             Action("/dead/purge-one", "jobs.purge", ADMIN, purge),

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct, json
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.explain import Explanation, without_others
 from holdfast.core.job import FLOW_HEADER, TERMINAL, Job, JobKey, JobState
 from holdfast.core.names import FLOWS, check_id
 from holdfast.dashboard.page import Action, Done, Form, Fragment, WebPage, of_job
@@ -56,6 +57,7 @@ async def read_job(view: View) -> dict[str, Any]:
         "job": job,
         "now": now,
         "flow": (job.envelope.headers or {}).get(FLOW_HEADER, ""),
+        "why": await _why(view, job),
         "history": history,
         "timeline": timeline(history.spans),
         "result": result,
@@ -63,6 +65,14 @@ async def read_job(view: View) -> dict[str, Any]:
         "may_replay": view.may_act and job.state is JobState.FAILED,
         "may_purge": view.may_act and job.state in TERMINAL and job.queue != FLOWS,
     }
+
+
+async def _why(view: View, job: Job) -> Explanation | None:
+    """Why a job that has not ended is where it is. Only an operator learns how many other tenants wait. [TENANT-2]"""
+    if job.state in TERMINAL:
+        return None
+    found = await view.queue.explain(job.id, queue=job.queue)
+    return found if view.viewer.is_operator else without_others(found)
 
 
 def shown(data: bytes, name: str) -> Value:

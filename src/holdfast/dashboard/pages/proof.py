@@ -20,7 +20,6 @@ from holdfast.dashboard.view import View
 from holdfast.store import Capabilities, Finding
 
 CERTIFICATE, AUDIT, REPORT = "conformance.json", "audit.json", "report.html"
-MAX_BYTES = 16 * 1024 * 1024
 SHOWN = 20
 
 PROMISES = {
@@ -131,15 +130,14 @@ async def _file(directory: Path | None, name: str, type: type[Struct]) -> Read |
 def _read(path: Path, type: type[Struct]) -> Read | None:
     """A file as JSON of this kind; None if there is none."""
     try:
-        found = path.stat()
-        written_at = int(found.st_mtime * 1000)
-        if found.st_size > MAX_BYTES:
-            return Read(written_at, problem=f"{path.name} has {found.st_size:,} bytes, more than this page reads.")
-        return Read(written_at, msgspec.json.decode(path.read_bytes(), type=type))
+        found, data = path.stat(), path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
         return Read(0, problem=f"{path.name} cannot be read: {error.strerror}.")
+    written_at = int(found.st_mtime * 1000)
+    try:
+        return Read(written_at, msgspec.json.decode(data, type=type))
     except msgspec.MsgspecError as error:
         return Read(written_at, problem=f"{path.name} is not what the command writes: {error}.")
 

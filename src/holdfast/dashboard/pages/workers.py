@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from holdfast.core.job import Job, JobState
@@ -29,8 +30,8 @@ async def read(view: View) -> dict[str, Any]:
         "workers": [one for one in page.workers if _shown(view, one)],
         "cursor": page.cursor,
         "late": await _late_before(view),
-        "queues_of": lambda worker: [name for name in worker.queues if view.sees(name)][:QUEUES_SHOWN],
-        "sees_hosts": lambda worker: _sees_host(view, worker),
+        "queues_of": partial(_queues, view),
+        "sees_hosts": partial(_sees_host, view),
         "is_all": _whose(view) is None,
     }
 
@@ -71,6 +72,11 @@ def _shown(view: View, worker: WorkerInfo) -> bool:
 def _sees_host(view: View, worker: WorkerInfo) -> bool:
     """Whether the viewer may know where it runs, and how busy it is: that of a fleet for all tenants is not theirs."""
     return view.viewer.is_operator or worker.tenant == view.tenant
+
+
+def _queues(view: View, worker: WorkerInfo) -> list[str]:
+    """Some of its queues. None: it serves any."""
+    return [name for name in worker.queues if view.sees(name)][:QUEUES_SHOWN]
 
 
 async def _late_before(view: View) -> int:
