@@ -44,7 +44,7 @@ COMMON = {
     "max_queues": "the same: queues that have jobs",
     "max_schedules": "the same: schedules",
     "max_flows": "the same: flows under way",
-    "max_workers": "the same: living workers that report through the HTTP service",
+    "max_workers": "the same: live workers that report through the HTTP service",
     "max_types": "the same: queues and job types that those workers name",
     "test_clock": "for tests. `1`: the clock can be shifted; `frozen`: only shifts move it",
 }

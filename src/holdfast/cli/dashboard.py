@@ -71,7 +71,7 @@ def dashboard(
     tokens = None
     if not is_loopback(host):
         tokens = token_settings(key_file, jwks, issuer, audience, tenant_claim).check()
-    url = existing(store_url(store))
+    url = store_url(store)
     exit_on_term()
     logging.configure(json=json_logs, level=checked_level(log_level).upper())
     logging.configure_lines("holdfast.audit")
@@ -95,7 +95,7 @@ async def _serve(
     from holdfast.opening import make_store
     from holdfast.service.settings import TokenSettings
 
-    store = make_store(url)
+    store = make_store(existing(url))
     if isinstance(access, TokenSettings):
         access = ByToken.of(access, store, key=session_key(session_secret(access)))
     kept = None if blobs is None else BlobStore.open(blobs)

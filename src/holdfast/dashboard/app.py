@@ -38,6 +38,8 @@ _log = get_logger(__name__)
 
 STREAM_S = 600.0
 """How long a stream lasts; then the browser opens the next one."""
+MAX_COOKIE = 3800
+"""Browsers drop cookies of 4,096 bytes and more."""
 FLASH, FLASH_S = "holdfast-done", 30
 _YEAR = "public, max-age=31536000, immutable"
 _OURS = ("fragment", "page", "tenant")
@@ -271,6 +273,9 @@ class Dashboard:
         except Refusal as refusal:
             return await self._login_page(request, str(refusal), STATUS.get(refusal.code, 401))
         cookie, lifetime_s = self.access.sessions.start(viewer)
+        if len(cookie) > MAX_COOKIE:
+            why = "This token names more queues than a session can hold. Use one for fewer queues, or for all."
+            return await self._login_page(request, why, 400)
         response = RedirectResponse(_inside(request, form.text("next")) or f"{_base(request)}/", 303)
         self._set_cookie(request, response, cookie_name(request), cookie, int(lifetime_s))
         return response

@@ -46,7 +46,7 @@ async def read(view: View) -> dict[str, Any]:
 
 
 async def filters(view: View) -> dict[str, Any]:
-    """What the form offers."""
+    """The choices of the form."""
     return {"kinds": KINDS, "asked": {name: view.text(name) for name in ("queue", "kind", "id")}}
 
 

@@ -19,7 +19,7 @@ from holdfast.store import PAGE_LIMIT, ListQuery
 READ = 100
 """Dead letters that are read at a time. Each can have half a MiB."""
 LOOK, LOOK_S = 2000, 0.15
-"""A look ends after so many, or after this time."""
+"""The most dead letters of one look, and how long it takes at most."""
 
 
 class Choice(Struct, frozen=True):
