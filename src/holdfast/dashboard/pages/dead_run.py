@@ -37,7 +37,7 @@ STEP_S = 1.0
 Act = Callable[[View, str, Sequence[Job]], Awaitable[Counter[str]]]
 
 
-class Progress(Struct, frozen=True):
+class RunProgress(Struct, frozen=True):
     """How far a run has come."""
 
     until: int
@@ -70,7 +70,7 @@ async def read(view: View) -> dict[str, Any]:
         "plan": plan,
         "groups": plan.largest_first,
         "queues": sum((group.queues for group in plan.groups.values()), Counter[str]()),
-        "progress": Progress(until, plan.looked, int(bool(plan.rest))),
+        "progress": RunProgress(until, plan.looked, int(bool(plan.rest))),
     }
 
 
@@ -121,7 +121,7 @@ async def _purge(view: View, queue: str, jobs: Sequence[Job]) -> Counter[str]:
     return Counter(await purge_jobs(connection, [Purge(job.key, job.finished_at) for job in jobs], jobs))
 
 
-def _progress(text: Callable[[str], str]) -> Progress:
+def _progress(text: Callable[[str], str]) -> RunProgress:
     def number(name: str) -> int:
         given = text(name) or "0"
         if not re.fullmatch(r"[0-9]{1,15}", given):
@@ -131,7 +131,7 @@ def _progress(text: Callable[[str], str]) -> Progress:
     numbers = {name: number(name) for name in ("until", "total", "more", "done", "refused", "stopped")}
     if not numbers["until"]:
         raise InvalidOption("until", "a run begins with its plan")
-    return Progress(**numbers, at=text("at"))
+    return RunProgress(**numbers, at=text("at"))
 
 
 PAGE = WebPage(

@@ -36,7 +36,7 @@ class Choice(Struct, frozen=True):
         return {name: text for name, text in (("queue", self.queue), ("error", self.error)) if text}
 
 
-class Group(Struct):
+class ErrorGroup(Struct):
     """Dead letters with the same fingerprint."""
 
     fingerprint: str
@@ -68,14 +68,14 @@ class Look(Struct):
     """What was seen of the dead letters that match."""
 
     looked: int = 0
-    groups: dict[str, Group] = field(default_factory=dict[str, Group])
+    groups: dict[str, ErrorGroup] = field(default_factory=dict[str, ErrorGroup])
     jobs: list[Job] = field(default_factory=list[Job])
     """The first of them."""
     rest: str = ""
     """Where the next look begins; "" if this one saw them all."""
 
     @property
-    def largest_first(self) -> list[Group]:
+    def largest_first(self) -> list[ErrorGroup]:
         """The groups."""
         return sorted(self.groups.values(), key=lambda group: (-group.count, -group.newest))
 
@@ -137,9 +137,9 @@ async def _queues(view: View, choice: Choice, table: str, first: str) -> tuple[l
     return names, page.cursor or ""
 
 
-def _add(groups: dict[str, Group], job: Job) -> None:
+def _add(groups: dict[str, ErrorGroup], job: Job) -> None:
     name = fingerprint(job.errors[-1]) if job.errors else ""
     if name not in groups:
         at = job.finished_at or 0
-        groups[name] = Group(name, at, at, job)
+        groups[name] = ErrorGroup(name, at, at, job)
     groups[name].add(job)

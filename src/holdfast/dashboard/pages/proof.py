@@ -40,7 +40,7 @@ PROMISES = {
 """Each capability in plain words: if the store has it, and if not."""
 
 
-class Rule(Struct, frozen=True):
+class HeldRule(Struct, frozen=True):
     """One rule of the contract, as a certificate has it."""
 
     rule: str
@@ -53,11 +53,11 @@ class CertificateFile(Struct, frozen=True):
 
     url: str
     held: bool
-    rules: list[Rule]
+    rules: list[HeldRule]
     checks: list[dict[str, Any]] = []
 
 
-class Violation(Struct, frozen=True):
+class FoundViolation(Struct, frozen=True):
     """One broken rule in an audit."""
 
     rule: str
@@ -76,11 +76,11 @@ class AuditFile(Struct, frozen=True):
     total: int
     rules: list[str] = []
     counts: dict[str, int] = {}
-    violations: list[Violation] = []
+    violations: list[FoundViolation] = []
     notes: list[str] = []
 
 
-class Read(Struct, frozen=True):
+class ProofFile(Struct, frozen=True):
     """A file that was read. `problem`: why it cannot be shown."""
 
     written_at: int
@@ -123,30 +123,30 @@ async def _doctor(view: View) -> tuple[list[Finding], float]:
     return found, time.monotonic() - began
 
 
-async def _file(directory: Path | None, name: str, type: type[Struct]) -> Read | None:
+async def _file(directory: Path | None, name: str, type: type[Struct]) -> ProofFile | None:
     return None if directory is None else await asyncio.to_thread(_read, directory / name, type)
 
 
-def _read(path: Path, type: type[Struct]) -> Read | None:
+def _read(path: Path, type: type[Struct]) -> ProofFile | None:
     """A file as JSON of this kind; None if there is none."""
     try:
         found, data = path.stat(), path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Read(0, problem=f"{path.name} cannot be read: {error.strerror}.")
+        return ProofFile(0, problem=f"{path.name} cannot be read: {error.strerror}.")
     written_at = int(found.st_mtime * 1000)
     try:
-        return Read(written_at, msgspec.json.decode(data, type=type))
+        return ProofFile(written_at, msgspec.json.decode(data, type=type))
     except msgspec.MsgspecError as error:
-        return Read(written_at, problem=f"{path.name} is not what the command writes: {error}.")
+        return ProofFile(written_at, problem=f"{path.name} is not what the command writes: {error}.")
 
 
-def _report(directory: Path | None) -> Read | None:
+def _report(directory: Path | None) -> ProofFile | None:
     path = None if directory is None else directory / REPORT
     if path is None or not path.is_file():
         return None
-    return Read(int(path.stat().st_mtime * 1000), str(path))
+    return ProofFile(int(path.stat().st_mtime * 1000), str(path))
 
 
 def _commands(view: View, directory: Path | None) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ SHOWN = 25
 QUEUES_SHOWN = 10
 
 
-class Row(Struct, frozen=True):
+class TenantRow(Struct, frozen=True):
     """One tenant."""
 
     name: str
@@ -50,12 +50,12 @@ async def read(view: View) -> dict[str, Any]:
     return {"rows": rows, "cursor": cursor, "busy": busy if is_whole else 0.0, "is_filtered": bool(view.text("name"))}
 
 
-async def _row(view: View, tenant: str) -> Row:
+async def _row(view: View, tenant: str) -> TenantRow:
     page, settings = await asyncio.gather(
         view.store.queue_page(tenant, None, PAGE_LIMIT), view.store.tenant_settings(tenant)
     )
     own = _own(settings)
-    return Row(
+    return TenantRow(
         tenant,
         sum(waiting(one) for one in page.queues),
         sum(one.counts.get(JobState.LEASED, 0) for one in page.queues),
