@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from hmac import compare_digest
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -53,7 +54,7 @@ class Dashboard:
     """The pages of one store. An ASGI application; `lifespan` opens and closes what it holds.
 
     `trail` is called with each line of the audit log, besides the logger. `note` is called with each request's viewer:
-    it may refuse, and count.
+    it may refuse, and count. `proof` is the directory whose certificate and audit the page Proof shows.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Dashboard:
         blobs: Blobs | None = None,
         tenant: str = "",
         url: str = "",
+        proof: Path | None = None,
         trail: Callable[[dict[str, Any]], None] | None = None,
         note: Callable[[Request, Viewer], None] | None = None,
         pages: Iterable[WebPage] = PAGES,
@@ -71,7 +73,7 @@ class Dashboard:
     ) -> None:
         self.access = access
         self.pages = {page.path: page for page in pages}
-        self._source = Source(store, blobs=blobs, tenant=tenant, url=url)
+        self._source = Source(store, blobs=blobs, tenant=tenant, url=url, proof=proof)
         self._trail, self._note = trail, note
         self._stream_s = stream_s
         self._templates = Templates()
