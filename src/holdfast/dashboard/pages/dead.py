@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from holdfast.core.job import JobState
@@ -22,6 +23,11 @@ async def read(view: View) -> dict[str, Any]:
     found = await look(view, choice, view.text("cursor"))
     page = await queue_page(view, None, PAGE_LIMIT)
     dead = {one.queue: one.counts.get(JobState.FAILED, 0) for one in page.queues if view.sees(one.queue)}
+    seen = Counter[str]()
+    for group in found.groups.values():
+        seen += group.queues
+    # Counts can be 10 s old.
+    dead = {name: max(dead.get(name, 0), seen[name]) for name in {*dead, *seen}}
     return {
         "look": found,
         "groups": found.largest_first,
