@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.core.job import JobState
 from holdfast.core.names import check_id
 from holdfast.dashboard.page import Action, Done, Form, Fragment, WebPage
-from holdfast.dashboard.pages.grouping import Choice, look
+from holdfast.dashboard.pages.grouping import Choice, Look, look
 from holdfast.dashboard.pages.queues import queue_page
 from holdfast.dashboard.view import View
 from holdfast.service.tokens import ADMIN
@@ -43,20 +43,20 @@ async def read_group(view: View) -> dict[str, Any]:
     choice = choice_of(view)
     found = await look(view, choice, keep=SHOWN)
     listed = await look(view, choice, view.text("cursor"), most=SHOWN, keep=SHOWN) if view.text("cursor") else found
-    group = next(iter(found.largest_first), None)
+    group = next(iter(found.largest_first or listed.largest_first), None)
     return {
         "look": found,
         "choice": choice,
         "group": group,
         "jobs": listed.jobs,
-        "cursor": listed.rest if listed is not found else await _after_first(view, choice, found.looked),
+        "cursor": listed.rest if listed is not found else await _after_first(view, choice, found),
         "commands": [command(view, choice, do) for do in ("list", "replay", "purge")],
     }
 
 
-async def _after_first(view: View, choice: Choice, looked: int) -> str:
+async def _after_first(view: View, choice: Choice, found: Look) -> str:
     """Where the second page begins."""
-    return "" if looked <= SHOWN else (await look(view, choice, most=SHOWN)).rest
+    return found.rest if found.looked <= SHOWN else (await look(view, choice, most=SHOWN)).rest
 
 
 def choice_of(view: View) -> Choice:
