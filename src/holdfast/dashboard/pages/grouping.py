@@ -21,7 +21,7 @@ READ = 100
 LOOK, LOOK_S = 2000, 0.15
 """The most dead letters of one look, and how long it takes at most."""
 
-FEW_QUEUES = 20
+SHORT_PAGE = 20
 """The most queues that are all read, also those without a dead letter by their count."""
 
 
@@ -132,7 +132,7 @@ async def _queues(view: View, choice: Choice, table: str, first: str) -> tuple[l
     if choice.queue:
         return [choice.queue], ""
     page = await queue_page(view, table or None, PAGE_LIMIT)
-    is_short = len(page.queues) <= FEW_QUEUES
+    is_short = len(page.queues) <= SHORT_PAGE
     names = [
         one.queue
         for one in page.queues
