@@ -264,6 +264,12 @@ async def test_a_token_for_some_queues_shows_those_alone(guarded):
     assert not (await guarded.store.stats("acme", ["secret"]))[0].paused
 
 
+async def test_a_token_that_no_cookie_can_hold_is_refused_with_the_reason(guarded):
+    answer = await guarded.browser().log_in(token(queues=[f"{'q' * 100}{n}" for n in range(40)]))
+    assert (answer.status_code, answer.headers.get("set-cookie")) == (400, None)
+    assert "fewer queues" in answer.text
+
+
 async def test_an_operator_sees_all_tenants_and_acts_by_its_scopes(guarded):
     for name in ("acme", "rival"):
         await guarded.queue(name).enqueue({"n": 1}, queue=f"of-{name}")

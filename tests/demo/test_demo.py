@@ -26,6 +26,7 @@ def start(*arguments):
     )  # fmt: skip
 
 
+@pytest.mark.timeout(600)
 async def test_a_small_demo_loses_no_job_and_the_poison_job_becomes_a_dead_letter(tmp_path):
     directory = tmp_path / "demo data"
     demo = start("--dir", directory, "--jobs", 150, "--lease", 1)

@@ -254,6 +254,7 @@ ITEM_ROUTES = [
     ("GET", "/v1/queues/{queue}/jobs"),
     ("GET", "/v1/queues/{queue}/stats"),
     ("GET", "/v1/queues/{queue}/dead-letters"),
+    ("GET", "/v1/queues/{queue}/jobs/{id}/explain"),
 ]
 
 
