@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.core.job import JobKey
 from holdfast.dashboard.pages import dead_run, grouping
@@ -84,6 +85,40 @@ async def test_a_look_is_bounded_and_the_next_one_goes_on_behind_it(opened, monk
     assert sum(looked) == 24
     assert max(looked) <= 14
     assert sum(reads) <= 24 + 5 * len(looked)
+
+
+async def test_a_rare_error_far_behind_is_found_and_replayed(opened, monkeypatch):
+    """A look that ends before the first match does not say that there is none."""
+    await fail(opened.store, [f"a{n}" for n in range(20)])
+    await fail(opened.store, ["rare"], error="Bang", message="far behind")
+    monkeypatch.setattr(grouping, "READ", 5)
+    monkeypatch.setattr(grouping, "LOOK_S", -1)
+    monkeypatch.setattr(opened.store, "list", _scanning(opened.store.list))
+    browser, path = opened.browser(), "/dead/group?tenant=acme&error=Bang"
+    for _ in range(10):
+        page = await browser.get(path)
+        if "rare" in texts(page):
+            break
+        assert "None among those looked at" in texts(page)
+        path = re.search(r'href="([^"]+)" rel="next"', page.text)[1].replace("&amp;", "&")
+    assert "rare" in texts(page)
+    plan = await browser.get("/dead/run?tenant=acme&do=replay&error=Bang")
+    assert "more than 0 jobs" in texts(plan)
+    monkeypatch.setattr(dead_run, "STEP_S", -1)
+    _, page = await _run(browser, "replay", {"tenant": "acme", "error": "Bang"})
+    assert "All replayed" in texts(page)
+    assert await _states(opened, "mail", ["rare", "a0"]) == ["ready", "failed"]
+
+
+def _scanning(list_jobs):
+    """A store that filters while paging: a page may be empty and still have a cursor."""
+
+    async def scan(query):
+        page = await list_jobs(replace(query, error=None))
+        jobs = [job for job in page.jobs if query.matches(job, page.now)]
+        return replace(page, jobs=jobs)
+
+    return scan
 
 
 async def test_a_plan_says_what_would_be_replayed_and_changes_nothing(opened):

@@ -292,7 +292,7 @@ async def test_a_batch_of_cancels_is_done_in_its_order(address, tenant):
 
 
 async def test_a_large_batch_is_sent_in_parts(address, tenant):
-    """[ENQ-4] More than the service takes at once, in bytes."""
+    """[ENQ-4] More bytes than the service accepts in one request."""
     async with connected(address, tenant) as queue:
         tickets = await queue.enqueue_many(["x" * 200_000 for _ in range(40)])
         assert {ticket.status for ticket in tickets} == {"queued"}
@@ -300,7 +300,7 @@ async def test_a_large_batch_is_sent_in_parts(address, tenant):
 
 
 async def test_a_worker_needs_only_the_scope_work_and_learns_of_a_cancel_at_its_renewal(address, tenant):
-    """[CANCEL-2] And a job that comes while it waits, with a lease shorter than the wait, is its own. [LEASE-4]"""
+    """[CANCEL-2] A job that arrives during the wait, with a lease shorter than the wait, belongs to it. [LEASE-4]"""
     running, told = asyncio.Event(), asyncio.Event()
 
     @job(queue="emails")
@@ -345,7 +345,7 @@ async def test_a_worker_that_stops_releases_its_jobs(address, tenant):
 
 
 async def test_a_waiting_claim_that_is_given_up_loses_no_job(address, tenant):
-    """[RETRY-5] Whether the job came first or the end of the wait: it was delivered, or somebody else can have it."""
+    """[RETRY-5] Whether the job or the end of the wait comes first: it is delivered, or another worker can claim it."""
     async with connected(address, tenant) as queue:
         for number in range(30):
             came = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from holdfast.core.job import JobState
 from holdfast.core.names import check_id
 from holdfast.dashboard.page import Action, Done, Form, Fragment, WebPage
-from holdfast.dashboard.pages.grouping import Choice, look
+from holdfast.dashboard.pages.grouping import Choice, Look, look
 from holdfast.dashboard.pages.queues import queue_page
 from holdfast.dashboard.view import View
 from holdfast.service.tokens import ADMIN
@@ -22,6 +23,11 @@ async def read(view: View) -> dict[str, Any]:
     found = await look(view, choice, view.text("cursor"))
     page = await queue_page(view, None, PAGE_LIMIT)
     dead = {one.queue: one.counts.get(JobState.FAILED, 0) for one in page.queues if view.sees(one.queue)}
+    seen = Counter[str]()
+    for group in found.groups.values():
+        seen += group.queues
+    # Counts can be 10 s old.
+    dead = {name: max(dead.get(name, 0), seen[name]) for name in {*dead, *seen}}
     return {
         "look": found,
         "groups": found.largest_first,
@@ -37,20 +43,20 @@ async def read_group(view: View) -> dict[str, Any]:
     choice = choice_of(view)
     found = await look(view, choice, keep=SHOWN)
     listed = await look(view, choice, view.text("cursor"), most=SHOWN, keep=SHOWN) if view.text("cursor") else found
-    group = next(iter(found.largest_first), None)
+    group = next(iter(found.largest_first or listed.largest_first), None)
     return {
         "look": found,
         "choice": choice,
         "group": group,
         "jobs": listed.jobs,
-        "cursor": listed.rest if listed is not found else await _after_first(view, choice, found.looked),
+        "cursor": listed.rest if listed is not found else await _after_first(view, choice, found),
         "commands": [command(view, choice, do) for do in ("list", "replay", "purge")],
     }
 
 
-async def _after_first(view: View, choice: Choice, looked: int) -> str:
+async def _after_first(view: View, choice: Choice, found: Look) -> str:
     """Where the second page begins."""
-    return "" if looked <= SHOWN else (await look(view, choice, most=SHOWN)).rest
+    return found.rest if found.looked <= SHOWN else (await look(view, choice, most=SHOWN)).rest
 
 
 def choice_of(view: View) -> Choice:

@@ -21,6 +21,9 @@ READ = 100
 LOOK, LOOK_S = 2000, 0.15
 """The most dead letters of one look, and how long it takes at most."""
 
+SHORT_PAGE = 20
+"""The most queues that are all read, also those without a dead letter by their count."""
+
 
 class Choice(Struct, frozen=True):
     """Which dead letters. An empty field means: any."""
@@ -99,8 +102,8 @@ async def look(view: View, choice: Choice, at: str = "", *, most: int | None = N
 async def pages(view: View, choice: Choice, at: str, size: int) -> AsyncGenerator[tuple[Sequence[Job], str]]:
     """The dead letters that match, page by page, and where the next page begins ("" after the last one).
 
-    One queue after another, each from the oldest on. Without a queue, those whose count is 0 are not read: counts of
-    finished jobs can be 10 s old.
+    One queue after another, each from the oldest on. Where there are many queues, those whose count is 0 are not read:
+    counts of finished jobs can be 10 s old.
     """
     table, first, cursor = [*at.split(",", 2), "", ""][:3]
     while True:
@@ -129,10 +132,11 @@ async def _queues(view: View, choice: Choice, table: str, first: str) -> tuple[l
     if choice.queue:
         return [choice.queue], ""
     page = await queue_page(view, table or None, PAGE_LIMIT)
+    is_short = len(page.queues) <= SHORT_PAGE
     names = [
         one.queue
         for one in page.queues
-        if one.queue >= first and view.sees(one.queue) and one.counts.get(JobState.FAILED)
+        if one.queue >= first and view.sees(one.queue) and (is_short or one.counts.get(JobState.FAILED))
     ]
     return names, page.cursor or ""
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from holdfast.core.errors import Unsupported
 from holdfast.core.job import Job, JobState
 from holdfast.core.names import check_id
 from holdfast.dashboard.page import Fragment, WebPage
 from holdfast.dashboard.pages.queues import queue_page
 from holdfast.dashboard.view import NotShown, View
-from holdfast.store import PAGE_LIMIT, ListQuery, Signal, WorkerInfo
+from holdfast.store import PAGE_LIMIT, ListQuery, Signal, WorkerInfo, WorkerPage
 
 SHOWN, QUEUES_SHOWN = 50, 8
 MAX_PAGES = 10
@@ -25,8 +26,13 @@ LEASED = frozenset({JobState.LEASED})
 
 async def read(view: View) -> dict[str, Any]:
     """A page of workers by id."""
-    page = await view.store.worker_page(_whose(view), view.text("cursor") or None, SHOWN)
+    try:
+        page = await view.store.worker_page(_whose(view), view.text("cursor") or None, SHOWN)
+        is_known = True
+    except Unsupported:
+        page, is_known = WorkerPage([], None), False
     return {
+        "is_known": is_known,
         "workers": [one for one in page.workers if _shown(view, one)],
         "cursor": page.cursor,
         "late": await _late_before(view),
@@ -39,10 +45,14 @@ async def read(view: View) -> dict[str, Any]:
 async def read_one(view: View) -> dict[str, Any]:
     """One worker, and the jobs of this tenant that it holds."""
     id = check_id(view.text("id"), "worker id")
-    worker = await _find(view, id)
+    try:
+        worker, is_known = await _find(view, id), True
+    except Unsupported:
+        worker, is_known = None, False
     jobs, all_looked = await _held(view, id)
     return {
         "id": id,
+        "is_known": is_known,
         "worker": worker,
         "jobs": jobs,
         "all_looked": all_looked,
