@@ -98,7 +98,8 @@ class Gauges:
             raise InvalidOption("gauges_by_tenant", f"names {len(self.tenants)} tenants, at most {MAX_TENANTS}")
         self.every_s = every_s
         self._names = QueueNames()
-        self._round: Round | None = None
+        self.published: Round | None = None
+        """The last round, while this process leads."""
 
     def publish(self, found: Round) -> None:
         """Export these numbers from now on."""
@@ -106,11 +107,11 @@ class Gauges:
         # Names that many tenants share come first: one tenant with many names must not use up the labels.
         for name, counts in sorted(found.queues.items(), key=_by_use):
             queues.setdefault(self._names.label(name), QueueCounts()).add(counts)
-        self._round = Round(found.started_at, queues, found.tenants, found.took_s)
+        self.published = Round(found.started_at, queues, found.tenants, found.took_s)
 
     def clear(self) -> None:
         """Export nothing: another process may lead now."""
-        self._round = None
+        self.published = None
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """The names, so that registering reads nothing."""
@@ -118,7 +119,7 @@ class Gauges:
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """The numbers of the last round."""
-        found = self._round
+        found = self.published
         if found is None:
             return ()
         families = _families()
