@@ -23,10 +23,10 @@ from holdfast.store import ListQuery, QueueStats, Store
 from holdfast.telemetry.gauges import MAX_EXPIRED, STATES, Gauges, QueueCounts, Round
 
 KEY = JobKey(OPERATOR, GAUGES, "gauges")
-OFFER_S = 60.0
+ENSURE_S = 60.0
 """How often to see to it that the system job exists."""
 REST = 4
-"""Rest so many times as long as a call took: a round takes at most a fifth of one connection's time."""
+"""The rest after each call, in times of how long it took: a round takes at most a fifth of one connection's time."""
 MIN_PAUSE_S = 1.0
 """The least pause between two rounds."""
 EXPIRED_PAGE = 10
@@ -35,13 +35,13 @@ _LEASED = frozenset({JobState.LEASED})
 T = TypeVar("T")
 
 
-async def offer(store: Store) -> float:
+async def ensure_job(store: Store) -> float:
     """Enqueue the system job, unless it exists. Returns in how many seconds to do it again."""
     envelope = Envelope(
         "gauges", b"null", max_attempts=MAX_ATTEMPTS, backoff=SOON, result_ttl_ms=0, request_id=new_id()
     )
     await store.enqueue([NewJob(KEY, envelope, replace_failed=True)])
-    return OFFER_S * random.uniform(0.8, 1.2)  # noqa: S311 - no secret; a fleet must not ask in step
+    return ENSURE_S * random.uniform(0.8, 1.2)  # noqa: S311 - no secret; a fleet must not ask in step
 
 
 async def serve(gauges: Gauges, context: SystemContext) -> Finish:

@@ -11,7 +11,7 @@ from holdfast.core.names import GAUGES
 from holdfast.extensions import SingleTenant
 from holdfast.maintenance.backoff import AWAY, Pause
 from holdfast.maintenance.coordinator import Coordinator
-from holdfast.maintenance.gauges import offer
+from holdfast.maintenance.gauges import ensure_job
 from holdfast.maintenance.handlers import system_handlers
 from holdfast.maintenance.pruner import prune
 from holdfast.maintenance.reaper import reap
@@ -56,7 +56,7 @@ class Maintenance:
         if not isinstance(store, SingleTenant):
             handlers = system_handlers(tenant)
             if GAUGES in handlers:
-                self._tasks["offer gauges"] = lambda: offer(store)
+                self._tasks["keep the job of gauges"] = lambda: ensure_job(store)
             if coordinate:
                 self._coordinator = Coordinator(store, tenant, handlers, on_error=on_error)
             self._tasks["mend schedules"] = lambda: mend(store, tenant)

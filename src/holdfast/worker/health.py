@@ -32,7 +32,7 @@ def why_not_live(now: float, turned_at: float | None, reached_at: float | None) 
     return ""
 
 
-class Health:
+class WorkerHealth:
     """Whether one worker lives and is ready. The methods for probes may be called in any thread."""
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from holdfast.queue.connection import Address
     from holdfast.worker.callbacks import Callbacks
     from holdfast.worker.handlers import Handler
-    from holdfast.worker.health import Health
+    from holdfast.worker.health import WorkerHealth
     from holdfast.worker.settings import Settings
 
 
@@ -56,7 +56,7 @@ class Loop:
         settings: Settings,
         handlers: dict[str, Handler],
         callbacks: Callbacks,
-        health: Health,
+        health: WorkerHealth,
         address: Address | None = None,
     ) -> None:
         self._store = store

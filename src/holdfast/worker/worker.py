@@ -27,7 +27,7 @@ from holdfast.queue.queue import Queue
 from holdfast.store import Store
 from holdfast.worker.callbacks import Callback, Callbacks, EventName
 from holdfast.worker.handlers import Handler, table
-from holdfast.worker.health import Health
+from holdfast.worker.health import WorkerHealth
 from holdfast.worker.loop import Loop
 from holdfast.worker.runner import UNKNOWN_MS
 from holdfast.worker.settings import Settings
@@ -146,7 +146,7 @@ class Worker:
         self._source = queue
         self._handlers: dict[str, Handler] = table(jobs, handler)
         self._callbacks = Callbacks()
-        self._health = Health()
+        self._health = WorkerHealth()
         self._lifespan = None if lifespan is None else check_lifespan(lifespan)
         if type(concurrency) is not int or concurrency not in CONCURRENCY:
             raise InvalidOption("concurrency", f"{concurrency!r} is not a whole number from 1 to 10000")
@@ -196,7 +196,7 @@ class Worker:
         return self.settings.worker_id
 
     @property
-    def health(self) -> Health:
+    def health(self) -> WorkerHealth:
         """Whether it lives and is ready, for probes: `why_not_live()`, `why_not_ready()`, in any thread."""
         return self._health
 
