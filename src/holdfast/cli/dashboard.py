@@ -55,26 +55,25 @@ def dashboard(
     On this machine it opens without a login and shows all tenants. On another --host it asks for a token of the HTTP
     API, so it needs the key that verifies them.
     """
-    import asyncio
     import os
 
     from holdfast.cli.running import exit_on_term
 
     with needing("dashboard", "dashboard"):
         from holdfast.dashboard.access import OnLoopback
-        from holdfast.service.listening import is_loopback, listen
+        from holdfast.service.listening import is_loopback, listen, run
         from holdfast.telemetry import logging
 
     tokens = None
     if not is_loopback(host):
         tokens = token_settings(key_file, jwks, issuer, audience, tenant_claim).check()
-    url = existing(store_url(store))
+    url = store_url(store)
     exit_on_term()
     logging.configure(json=json_logs, level=checked_level(log_level).upper())
     logging.configure_lines("holdfast.audit")
     sock = listen(host, port, 30.0)
     given: dict[str, Any] = {"url": url, "blobs": blobs_url(blobs), "tenant": tenant or os.environ.get(TENANT_VARIABLE)}
-    asyncio.run(_serve(sock, OnLoopback() if tokens is None else tokens, **given))
+    run(_serve(sock, OnLoopback() if tokens is None else tokens, **given))
 
 
 async def _serve(
@@ -89,7 +88,7 @@ async def _serve(
     from holdfast.opening import make_store
     from holdfast.service.settings import TokenSettings
 
-    store = make_store(url)
+    store = make_store(existing(url))
     if isinstance(access, TokenSettings):
         access = ByToken.of(access, store, key=session_key(session_secret(access)))
     kept = None if blobs is None else BlobStore.open(blobs)

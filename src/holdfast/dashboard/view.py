@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from shlex import quote
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -118,6 +119,12 @@ class View:
     def again(self, **changes: object) -> str:
         """The address of this page with other parameters."""
         return self.url(self.path, **{**self.query, "tenant": self.tenant, **changes})
+
+    def command(self, *words: str, **options: str) -> str:
+        """What to type for the same in a shell."""
+        given = {"tenant": self.tenant, **options}
+        flags = (f"--{name.replace('_', '-')} {quote(text)}" for name, text in given.items())
+        return " ".join(("holdfast", *map(quote, words), *flags))
 
     @property
     def here(self) -> str:
