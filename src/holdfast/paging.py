@@ -36,7 +36,7 @@ async def pages(read: Callable[[str | None], Awaitable[P]]) -> AsyncIterator[P]:
             return
 
 
-QUEUES_LOOKED_AT = 1000
+QUEUES_READ = 1000
 """The most queues that one page of tenants reads to find those with jobs."""
 
 
@@ -66,9 +66,9 @@ def tenant_cursor(cursor: str | None) -> tuple[str, str]:
 def tenant_page_of(
     with_jobs: Sequence[str], with_settings: Sequence[str], stop: tuple[str, str] | None, limit: int
 ) -> TenantPage:
-    """A page of the next tenants with jobs and of the next with settings, given where the look for jobs ended.
+    """A page of the next tenants with jobs and of the next with settings. `stop`: where the search for jobs ended.
 
-    That is behind a tenant, or in the middle of one: of that one it is not known yet whether it has jobs.
+    It is after a tenant, or inside one whose jobs have not been found yet.
     """
     names = sorted({*with_jobs, *with_settings} - {OPERATOR})
     if stop is not None:
@@ -78,8 +78,8 @@ def tenant_page_of(
     return TenantPage(names, None if stop is None else join_key(*stop))
 
 
-BEHIND_ALL = "\x7f"
-"""A text behind the names of all queues."""
+AFTER_ALL = "\x7f"
+"""A text that sorts after the names of all queues."""
 
 _TENANT_CURSOR = re.compile(r"([0-9]{1,3}):(.*)", re.ASCII)
 

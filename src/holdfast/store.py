@@ -71,7 +71,7 @@ REPAIR_LIMIT = 100
 """The most expired leases that one claim ends before it looks for jobs. [LEASE-3]"""
 
 PAGE_LIMIT = 100
-"""The most queues, tenants or workers that one page looks at."""
+"""The most queues, tenants or workers that one page reads."""
 
 
 class Capabilities(Struct, frozen=True):
@@ -95,7 +95,7 @@ class Capabilities(Struct, frozen=True):
 
 
 class Hint(StrEnum):
-    """What may have changed. A hint carries no data: its receiver looks for itself."""
+    """What may have changed. A hint carries no data: its receiver reads the store."""
 
     READY = "ready"
     """A job may have become claimable."""
@@ -184,7 +184,7 @@ class TenantPage(Struct, frozen=True):
 
 
 class WorkerPage(Struct, frozen=True):
-    """Living workers, by id. A page may be empty and still have a cursor."""
+    """Live workers, by id. A page may be empty and still have a cursor."""
 
     workers: list[WorkerInfo]
     cursor: str | None
@@ -320,7 +320,7 @@ class Store(Protocol):
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Ready -> leased, in claim order and in fair turns. [CLAIM-1 to CLAIM-5, TENANT-4]
 
-        First ends a bounded number of expired leases. [LEASE-3] Never waits: an empty answer says when to look again.
+        First ends a bounded number of expired leases. [LEASE-3] Never waits: an empty answer says when to claim again.
         """
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
@@ -410,7 +410,7 @@ class Store(Protocol):
         """Stop handing out a queue's jobs, or start again. [CLAIM-5]"""
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
-        """Set what is not None. A quota on the tenant limits all its queues together. [TENANT-4, TENANT-5]
+        """Set the fields that are not None. A quota on the tenant limits all its queues together. [TENANT-4, TENANT-5]
 
         Budgets apply to this handle at once, to others within 10 s.
         """
@@ -425,13 +425,13 @@ class Store(Protocol):
         """
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
-        """Record a worker's heartbeat. It counts as living for `ttl_ms`; 0 signs it off."""
+        """Record a worker's heartbeat. It counts as live for `ttl_ms`; 0 signs it off."""
 
     async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
-        """Living workers that serve the tenant (None: any), by id."""
+        """Live workers that serve the tenant (None: any), by id."""
 
     async def worker_page(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> WorkerPage:
-        """Living workers among the next `limit` after a cursor."""
+        """Live workers among the next `limit` after a cursor."""
 
     async def reap(self, limit: int, random: float) -> Reaped:
         """Expired -> retrying, or failed if no attempts are left: up to `limit`, oldest first. [LEASE-3, RETRY-2]"""

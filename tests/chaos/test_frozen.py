@@ -82,7 +82,7 @@ async def test_a_worker_frozen_at_a_step_changes_nothing(zygote, queue, url, log
     assert (jobs["x"].state, jobs["x"].result.data) == (JobState.COMPLETED, b'"another"')
 
 
-async def test_a_worker_frozen_past_its_own_clock_sends_nothing(zygote, queue, url, log, tmp_path):
+async def test_a_worker_frozen_past_its_lease_sends_nothing(zygote, queue, url, log, tmp_path):
     """By its own clock the lease is over, though the store's clock was never moved: it does not even ask."""
     go_on = tmp_path / "go on"
     await queue.enqueue(wait_for_file.message(log, str(go_on)), id="x")

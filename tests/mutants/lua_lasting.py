@@ -351,7 +351,7 @@ def every_beat_is_a_start(bug: Bug) -> None:
     bug.lua("workers", "known and cmsgpack.unpack(known)[1] or now", "now")
 
 
-@mutant("KEEP-1", stores=REDIS, seen_by="a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_be")
+@mutant("KEEP-1", stores=REDIS, seen_by="a_failed_step_of_a_flow_is_kept_as_long_as_its_result_would_be")
 def bad_ends_of_steps_are_kept_like_others_in_lua(bug: Bug) -> None:
     """The record of a failed or canceled step is gone before its flow has read it."""
     bug.lua("jobs", "has_flag(job, FLAG_FLOW_STEP) and max(keep_ms, job.ttl) or keep_ms", "keep_ms")

@@ -57,7 +57,7 @@ async def make_histories(url, names, seed):
 
 
 @pytest.mark.timeout(1800)
-def test_whichever_event_is_lost_doubled_or_altered_is_found(spark, url, tmp_path):
+def test_any_lost_duplicate_or_altered_event_is_found(spark, url, tmp_path):
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     url = f"{url}{'&' if '?' in url else '?'}test_clock=1&events=all"

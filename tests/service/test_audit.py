@@ -56,13 +56,13 @@ def operator(**changes):
     return signed(sub=WHO["sub"], jti=WHO["jti"], **changes)
 
 
-def test_every_route_that_changes_something_for_an_operator_has_a_name_in_the_trail():
+def test_every_route_of_an_operator_has_a_name_in_the_trail():
     for route in ROUTES:
         changes = route.scope == ADMIN and route.method != "GET"
         assert bool(route.action) or not changes, route.path
 
 
-async def test_acts_of_an_operator_are_one_line_each(lines):
+async def test_each_action_of_an_operator_is_one_line(lines):
     async with serving("memory:audit") as service:
         client = await service.bare(operator())
         await client.post("/v1/queues/q/pause")
@@ -110,7 +110,7 @@ async def test_acts_of_an_operator_are_one_line_each(lines):
         assert removed == {"action": "schedule.remove", "outcome": "done", **WHO, "name": "nightly"}
 
 
-async def test_what_was_refused_or_went_wrong_is_in_the_trail_too(lines, monkeypatch):
+async def test_refused_and_failed_actions_are_in_the_trail_too(lines, monkeypatch):
     async with serving("memory:audit-refused") as service:
         shy = await service.bare(operator(scope="jobs:read"))
         await shy.post("/v1/queues/q/pause")
@@ -137,7 +137,7 @@ async def test_what_was_refused_or_went_wrong_is_in_the_trail_too(lines, monkeyp
     assert "secret" not in "".join(said)
 
 
-async def test_what_is_no_act_of_an_operator_is_not_in_the_trail(lines):
+async def test_only_actions_of_operators_are_in_the_trail(lines):
     async with serving("memory:audit-others") as service:
         producer = await service.bare(operator(scope="jobs:produce jobs:read"))
         await producer.enqueue(queue="q", id="a")
@@ -150,7 +150,7 @@ async def test_what_is_no_act_of_an_operator_is_not_in_the_trail(lines):
     assert lines.texts == []
 
 
-async def test_a_line_is_bounded_whatever_a_client_sends_and_has_no_control_characters(lines):
+async def test_a_line_of_the_trail_is_bounded_and_has_no_control_characters(lines):
     async with serving("memory:audit-bounds") as service:
         client = await service.bare(signed(sub="s\x9b" * 300, jti="j" * 300))
         where = {"type": "t", "error": "\u202e" * 100_000}
@@ -165,7 +165,7 @@ async def test_a_line_is_bounded_whatever_a_client_sends_and_has_no_control_char
     assert all(text.isprintable() for text in lines.texts)
 
 
-async def test_a_proxy_that_is_trusted_says_from_where(lines):
+async def test_a_trusted_proxy_names_the_address_of_its_client(lines):
     async with serving("memory:audit-proxy", proxies="127.0.0.1") as service:
         client = await service.bare(operator())
         await client.post("/v1/queues/q/pause", headers={"x-forwarded-for": "192.0.2.7"})

@@ -65,7 +65,7 @@ async def test_a_queue_over_http_answers_as_one_on_a_store(address, tenant):
         assert [event.kind async for event in queue.events()] == ["enqueued", "canceled"]
 
 
-async def test_a_worker_over_http_runs_jobs_and_whoever_waits_gets_the_result(address, tenant):
+async def test_a_worker_over_http_runs_jobs_and_a_waiter_gets_the_result(address, tenant):
     async with connected(address, tenant) as queue:
         worker = Worker(queue, jobs=[send_email])
         running = asyncio.create_task(worker.run())
@@ -85,7 +85,7 @@ async def test_a_worker_over_http_runs_jobs_and_whoever_waits_gets_the_result(ad
         assert (await queue.replay("bad", queue="emails")).status == "replayed"
 
 
-async def test_a_result_in_a_blob_store_of_the_workers_own_is_a_failure_that_is_told(address, tenant):
+async def test_a_result_in_the_workers_own_blob_store_fails_the_job_with_the_reason(address, tenant):
     """[RESULT-1] The service knows nothing of that blob store."""
     async with connected(address, tenant) as queue:
         await queue.enqueue(1, id="x")
@@ -108,7 +108,7 @@ async def test_a_batch_over_http_has_the_errors_of_its_items(address, tenant, se
             await queue.get("a\0b")
 
 
-async def test_the_tenant_is_the_tokens(address, tenant):
+async def test_the_tenant_is_that_of_the_token(address, tenant):
     async with Queue(address, token=token(tenant)) as queue:
         assert queue.tenant == tenant
         assert (await queue.enqueue(1)).status == "queued"
@@ -118,7 +118,7 @@ async def test_the_tenant_is_the_tokens(address, tenant):
         Queue("memory:")
 
 
-async def test_a_tenant_under_another_claim_is_asked_for_and_checked_by_the_service(address, tenant):
+async def test_the_service_checks_a_tenant_under_another_claim(address, tenant):
     strange = TokenSettings(hs256_key=KEY, tenant_claim="org")
     with pytest.raises(InvalidOption, match="pass tenant="):
         Queue(address, token=token(tenant, settings=strange))
@@ -126,7 +126,7 @@ async def test_a_tenant_under_another_claim_is_asked_for_and_checked_by_the_serv
         await Queue(address, tenant=tenant, token=token(tenant, settings=strange)).open()
 
 
-async def test_a_token_that_is_not_good_is_told(address, tenant, monkeypatch):
+async def test_an_invalid_token_raises_with_the_reason(address, tenant, monkeypatch):
     monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
     with pytest.raises(InvalidOption, match="not a JSON Web Token"):
         Queue(address, tenant=tenant, token="nonsense\r\nx-tenant: other")
@@ -150,7 +150,7 @@ async def test_the_token_of_the_environment_is_used(address, tenant, monkeypatch
         assert queue.tenant == tenant
 
 
-async def test_a_token_that_ran_out_is_renewed(address, tenant):
+async def test_an_expired_token_is_renewed(address, tenant):
     given = []
 
     def renew():
@@ -188,13 +188,13 @@ async def test_a_token_is_neither_shown_nor_logged(address, tenant, caplog):
         "http://localhost?nonsense=1",
     ],
 )
-async def test_an_address_that_is_not_good_is_refused_without_showing_it(url):
+async def test_an_invalid_address_is_refused_without_showing_it(url):
     with pytest.raises(InvalidOption) as refused:
         Queue(url, token=token())
     assert "secret" not in str(refused.value)
 
 
-async def test_a_service_that_is_not_there_is_a_store_that_is_not_there(tenant):
+async def test_a_service_that_is_down_is_an_unavailable_store(tenant):
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         await Queue(f"http://127.0.0.1:{free_port()}", tenant=tenant, token=token(tenant)).open()
 
@@ -210,7 +210,7 @@ async def test_a_service_that_is_not_there_is_a_store_that_is_not_there(tenant):
         (b"", StoreUnavailable),
     ],
 )
-async def test_what_is_no_service_is_told(tenant, answer, error):
+async def test_a_server_that_is_not_holdfast_is_named(tenant, answer, error):
     async def reply(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -222,7 +222,7 @@ async def test_what_is_no_service_is_told(tenant, answer, error):
             await Queue(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", token=token(tenant)).open()
 
 
-async def test_what_http_does_not_carry_says_so_and_what_to_do(address, tenant, url):
+async def test_a_call_that_http_lacks_says_what_to_do(address, tenant, url):
     async with connected(address, tenant) as queue:
         assert not queue.capabilities.transactional_enqueue
         behind = await open_store(url)
@@ -238,7 +238,7 @@ async def test_what_http_does_not_carry_says_so_and_what_to_do(address, tenant, 
             await queue.enqueue(1, connection=object())
 
 
-async def test_what_operators_do_goes_over_http(address, tenant):
+async def test_operators_calls_work_over_http(address, tenant):
     async with connected(address, tenant) as queue:
         await queue.enqueue(1, id="x")
         await queue.pause()
@@ -262,7 +262,7 @@ async def test_a_batch_of_cancels_is_done_in_its_order(address, tenant):
         assert [event.job_id async for event in queue.events() if event.kind == "canceled"] == ids
 
 
-async def test_a_large_batch_goes_in_parts(address, tenant):
+async def test_a_large_batch_is_sent_in_parts(address, tenant):
     """[ENQ-4] More than the service takes at once, in bytes."""
     async with connected(address, tenant) as queue:
         tickets = await queue.enqueue_many(["x" * 200_000 for _ in range(40)])
@@ -270,7 +270,7 @@ async def test_a_large_batch_goes_in_parts(address, tenant):
         assert (await queue.stats()).counts["ready"] == 40
 
 
-async def test_a_worker_needs_no_scope_but_work_and_hears_of_a_cancel_at_its_renewal(address, tenant):
+async def test_a_worker_needs_only_the_scope_work_and_learns_of_a_cancel_at_its_renewal(address, tenant):
     """[CANCEL-2] And a job that comes while it waits, with a lease shorter than the wait, is its own. [LEASE-4]"""
     running, told = asyncio.Event(), asyncio.Event()
 
@@ -295,7 +295,7 @@ async def test_a_worker_needs_no_scope_but_work_and_hears_of_a_cancel_at_its_ren
         await work
 
 
-async def test_a_worker_that_stops_gives_back_what_it_holds(address, tenant):
+async def test_a_worker_that_stops_releases_its_jobs(address, tenant):
     """[RETRY-5]"""
     running = asyncio.Event()
 
@@ -315,7 +315,7 @@ async def test_a_worker_that_stops_gives_back_what_it_holds(address, tenant):
         assert (found.state, found.attempts) == (JobState.READY, 0)
 
 
-async def test_a_claim_that_waits_and_is_given_up_loses_no_job(address, tenant):
+async def test_a_waiting_claim_that_is_given_up_loses_no_job(address, tenant):
     """[RETRY-5] Whether the job came first or the end of the wait: it was delivered, or somebody else can have it."""
     async with connected(address, tenant) as queue:
         for number in range(30):

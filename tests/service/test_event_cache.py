@@ -43,7 +43,7 @@ def looks(monkeypatch):
     return count
 
 
-async def test_many_followers_cost_as_many_looks_as_one(looks):
+async def test_many_followers_cause_as_many_reads_as_one(looks):
     """[EVENT-2, EVENT-3]"""
     async with serving("memory:many-followers") as service:
         client = await service.client()
@@ -209,7 +209,7 @@ async def cache(scene):
         yield cache
 
 
-async def test_what_came_before_is_seen_though_no_hint_told_of_it(scene, cache):
+async def test_earlier_events_are_seen_without_a_hint(scene, cache):
     _, seen = await scene.follower(cache, None)
     end = await scene.store.last_offset()
     await cache.after(end)
@@ -220,7 +220,7 @@ async def test_what_came_before_is_seen_though_no_hint_told_of_it(scene, cache):
     assert seen == []
 
 
-async def test_what_comes_while_a_follower_joins_is_not_missed(scene, cache):
+async def test_events_added_while_a_follower_joins_are_not_missed(scene, cache):
     """[EVENT-2]"""
     offset = await scene.happens("x", "other")
     scene.meanwhile[offset] = partial(scene.happens, "meanwhile")
@@ -246,7 +246,7 @@ async def test_a_follower_that_has_read_further_than_the_others_sees_nothing_twi
     assert (await scene.follower(cache, offset))[1] == ["next"]
 
 
-async def test_a_follower_that_joins_while_the_others_begin_anew_misses_nothing(scene, cache):
+async def test_a_follower_that_joins_while_the_cache_is_cleared_misses_nothing(scene, cache):
     """[EVENT-2] After a look that failed, at a place that is further on."""
     end = cache._end
     offset = await scene.happens("x", "other")
@@ -265,7 +265,7 @@ async def test_a_follower_that_joins_while_the_others_begin_anew_misses_nothing(
     assert (await scene.follower(cache, offset))[1] == ["meanwhile"]
 
 
-async def test_a_follower_that_is_given_what_others_found_looks_for_more(scene, cache):
+async def test_a_follower_answered_from_the_cache_reads_on(scene, cache):
     """[EVENT-2] One hint woke both: he comes late, when more has happened than the first one found."""
     start = cache._end
     await scene.happens("first")

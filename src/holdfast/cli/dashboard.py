@@ -13,8 +13,10 @@ from holdfast.cli.serve import (
     Issuer,
     Jwks,
     KeyFile,
+    Proof,
     TenantClaim,
     address,
+    proof_directory,
     session_secret,
     token_settings,
 )
@@ -22,6 +24,7 @@ from holdfast.cli.session import existing, shown_url
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from socket import socket
 
     from holdfast.dashboard.access import Access
@@ -47,6 +50,7 @@ def dashboard(
     audience: Audience = None,
     tenant_claim: TenantClaim = None,
     blobs: Blobs = None,
+    proof: Proof = None,
     json_logs: JsonLogs = False,
     log_level: LogLevel = "info",
 ) -> None:
@@ -72,12 +76,15 @@ def dashboard(
     logging.configure(json=json_logs, level=checked_level(log_level).upper())
     logging.configure_lines("holdfast.audit")
     sock = listen(host, port, 30.0)
-    given: dict[str, Any] = {"url": url, "blobs": blobs_url(blobs), "tenant": tenant or os.environ.get(TENANT_VARIABLE)}
+    given: dict[str, Any] = {
+        "url": url, "blobs": blobs_url(blobs), "tenant": tenant or os.environ.get(TENANT_VARIABLE),
+        "proof": proof_directory(proof),
+    }  # fmt: skip
     run(_serve(sock, OnLoopback() if tokens is None else tokens, **given))
 
 
 async def _serve(
-    sock: socket, access: Access | TokenSettings, *, url: str, blobs: str | None, tenant: str | None
+    sock: socket, access: Access | TokenSettings, *, url: str, blobs: str | None, tenant: str | None, proof: Path | None
 ) -> None:
     from holdfast.blobs import Blobs as BlobStore
     from holdfast.cli.running import ignore_signals
@@ -95,7 +102,7 @@ async def _serve(
     first = "" if tenant is None else check_tenant(tenant)
     try:
         await store.open()
-        pages = Dashboard(store, access, blobs=kept, tenant=first, url=url)
+        pages = Dashboard(store, access, blobs=kept, tenant=first, url=url, proof=proof)
         await serve(pages, sock, lambda: say(f"Dashboard of {shown_url(url)}: {address(sock)}/", lines=True))
         ignore_signals()
     finally:

@@ -26,6 +26,7 @@ ISSUER_VARIABLE, AUDIENCE_VARIABLE = "HOLDFAST_JWT_ISSUER", "HOLDFAST_JWT_AUDIEN
 CLAIM_VARIABLE = "HOLDFAST_TENANT_CLAIM"
 PAGES_VARIABLE = "HOLDFAST_DASHBOARD_KEY"
 """The secret of the dashboard's sessions, for services that share them. Default: the key of tokens, or a new one."""
+PROOF_VARIABLE = "HOLDFAST_PROOF"
 
 Metrics = tuple[str, int, tuple[str, ...]] | None
 """The separate address and port of /metrics, and the tenants whose gauges it has one by one."""
@@ -46,6 +47,16 @@ Audience = Annotated[
 ]
 TenantClaim = Annotated[
     str | None, typer.Option("--tenant-claim", help=f"The claim that names the tenant. [env: {CLAIM_VARIABLE}]")
+]
+
+Proof = Annotated[
+    Path | None,
+    typer.Option(
+        "--proof",
+        metavar="DIR",
+        help="A directory whose conformance.json and audit.json are shown: what `conformance` and `pipeline audit`"
+        f" print with --json. [env: {PROOF_VARIABLE}]",
+    ),
 ]
 
 
@@ -226,7 +237,15 @@ def mount_of(secret: str | None, **options: Any) -> Mount | None:
     with needing("dashboard", "dashboard"):
         from holdfast.dashboard.server import in_service, session_key
 
-    return partial(in_service, key=session_key(secret), **options)
+    return partial(in_service, key=session_key(secret), proof=proof_directory(None), **options)
+
+
+def proof_directory(given: Path | None) -> Path | None:
+    """Where the results of checks are, by the option or the environment. Raises InvalidOption if it is no directory."""
+    named = given or (Path(os.environ[PROOF_VARIABLE]) if os.environ.get(PROOF_VARIABLE) else None)
+    if named is not None and not named.is_dir():
+        raise InvalidOption("proof", f"{named} is no directory")
+    return named
 
 
 def _child(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from hmac import compare_digest
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -37,6 +38,8 @@ _log = get_logger(__name__)
 
 STREAM_S = 600.0
 """How long a stream lasts; then the browser opens the next one."""
+MAX_COOKIE = 3800
+"""Browsers drop cookies of 4,096 bytes and more."""
 FLASH, FLASH_S = "holdfast-done", 30
 _YEAR = "public, max-age=31536000, immutable"
 _OURS = ("fragment", "page", "tenant")
@@ -51,7 +54,7 @@ class Dashboard:
     """The pages of one store. An ASGI application; `lifespan` opens and closes what it holds.
 
     `trail` is called with each line of the audit log, besides the logger. `note` is called with each request's viewer:
-    it may refuse, and count.
+    it may refuse, and count. `proof` is the directory whose certificate and audit the page Proof shows.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Dashboard:
         blobs: Blobs | None = None,
         tenant: str = "",
         url: str = "",
+        proof: Path | None = None,
         trail: Callable[[dict[str, Any]], None] | None = None,
         note: Callable[[Request, Viewer], None] | None = None,
         pages: Iterable[WebPage] = PAGES,
@@ -69,7 +73,7 @@ class Dashboard:
     ) -> None:
         self.access = access
         self.pages = {page.path: page for page in pages}
-        self._source = Source(store, blobs=blobs, tenant=tenant, url=url)
+        self._source = Source(store, blobs=blobs, tenant=tenant, url=url, proof=proof)
         self._trail, self._note = trail, note
         self._stream_s = stream_s
         self._templates = Templates()
@@ -269,6 +273,9 @@ class Dashboard:
         except Refusal as refusal:
             return await self._login_page(request, str(refusal), STATUS.get(refusal.code, 401))
         cookie, lifetime_s = self.access.sessions.start(viewer)
+        if len(cookie) > MAX_COOKIE:
+            why = "This token names more queues than a session can hold. Use one for fewer queues, or for all."
+            return await self._login_page(request, why, 400)
         response = RedirectResponse(_inside(request, form.text("next")) or f"{_base(request)}/", 303)
         self._set_cookie(request, response, cookie_name(request), cookie, int(lifetime_s))
         return response

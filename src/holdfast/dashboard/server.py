@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -46,7 +47,9 @@ async def serve(dashboard: Dashboard, sock: socket.socket, ready: Callable[[], N
             await ended
 
 
-def in_service(context: ServiceContext, *, key: bytes | None, is_open: bool = False, tenant: str = "") -> Dashboard:
+def in_service(
+    context: ServiceContext, *, key: bytes | None, is_open: bool = False, tenant: str = "", proof: Path | None = None
+) -> Dashboard:
     """The pages of a service, for the holders of its tokens; `is_open` on loopback, for development."""
 
     def note(request: Request, viewer: Viewer) -> None:
@@ -63,6 +66,7 @@ def in_service(context: ServiceContext, *, key: bytes | None, is_open: bool = Fa
         blobs=context.blobs,
         tenant=tenant,
         url=context.settings.store,
+        proof=proof,
         trail=None if context.trail is None else context.trail.put,
         note=note,
     )

@@ -114,7 +114,7 @@ async def _purge_as_read(connection: Connection, jobs: Sequence[Job]) -> Sequenc
 async def purge_jobs(
     connection: Connection, items: Sequence[Purge], jobs: Sequence[Job | None] | None = None
 ) -> Sequence[PurgeStatus]:
-    """Forget finished jobs, and the blobs of their results. `jobs`: what was just read of them, if it was. [KEEP-1]"""
+    """Remove finished jobs and the blobs of their results. `jobs`: their records, if the caller has them. [KEEP-1]"""
     blobs = connection.blobs
     if jobs is None and blobs is not None:
         jobs = await connection.counted("get", connection.live.get([item.key for item in items]))

@@ -1,7 +1,7 @@
 """The audit trail of the service: the caller of an operator's route, its address, what it acted on, and the outcome.
 
-It covers the routes with an `action`: those that need `jobs:admin`, also refused calls, and canceling if the token
-has `jobs:admin`. Requests without a valid token name no caller: only the access log has them.
+It covers the routes with an `action`: those that need `jobs:admin`, and canceling if the token has `jobs:admin`.
+Refused calls are included. Requests without a valid token name no caller: only the access log has them.
 """
 
 from __future__ import annotations

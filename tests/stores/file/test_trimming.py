@@ -20,7 +20,7 @@ async def add(store, tenant, count, batch=5):
         await store.enqueue([NewJob(JobKey(tenant, "q", new_id()), Envelope("t", b"")) for _ in range(batch)])
 
 
-async def test_a_reader_holds_its_tenants_events_up_to_the_hard_level(url, monkeypatch):
+async def test_a_reader_keeps_its_tenants_events_up_to_the_hard_level(url, monkeypatch):
     """[EVENT-2]"""
     for module in (log, trimming):
         monkeypatch.setattr(module, "EVENTS_BOUND", 50)
@@ -40,7 +40,7 @@ async def test_a_reader_holds_its_tenants_events_up_to_the_hard_level(url, monke
     await store.close()
 
 
-async def test_a_call_looks_at_a_bounded_part_and_the_next_goes_on(fast, monkeypatch):
+async def test_a_trim_scans_a_bounded_part_and_the_next_continues(fast, monkeypatch):
     """What other tenants keep is not looked at again by every call."""
     monkeypatch.setattr(trimming, "TRIM", 100)
     monkeypatch.setattr(trimming, "BATCH", 3)

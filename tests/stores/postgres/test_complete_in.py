@@ -50,7 +50,7 @@ async def test_a_job_is_completed_with_its_handlers_transaction(postgres, databa
         assert await finishes(queue.store, "a") == ["completed"]
 
 
-async def test_what_the_handler_does_after_the_commit_changes_nothing(postgres, database):
+async def test_errors_of_the_handler_after_the_commit_change_nothing(postgres, database):
     """It may fail, and it may go on for longer than its lease."""
     url = postgres.url(database)
     going = asyncio.Event()
@@ -92,7 +92,7 @@ async def test_after_a_rollback_the_handlers_outcome_counts(postgres, database, 
         assert await finishes(queue.store, "a") == told
 
 
-async def test_a_job_canceled_meanwhile_spoils_the_transaction(postgres, database):
+async def test_a_job_canceled_meanwhile_fails_the_transaction(postgres, database):
     url = postgres.url(database)
     postgres.sql("CREATE TABLE paid (id text)", database)
     raised = []
@@ -158,7 +158,7 @@ async def test_a_lease_that_is_lost_cannot_complete(postgres, database):
     assert postgres.sql("SELECT * FROM paid", database) == []
 
 
-async def test_an_open_transaction_keeps_no_other_lease_from_being_renewed(postgres, database):
+async def test_an_open_transaction_does_not_block_other_renewals(postgres, database):
     """One handler sits in its transaction for longer than the lease; the other's job goes on, and stays its own."""
     url = postgres.url(database)
     stalled = []
@@ -187,7 +187,7 @@ async def test_an_open_transaction_keeps_no_other_lease_from_being_renewed(postg
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read"])
-async def test_a_renewal_since_the_transaction_began_is_told_apart_by_its_level(postgres, database, isolation):
+async def test_a_transaction_sees_a_later_renewal_by_its_isolation_level(postgres, database, isolation):
     url = postgres.url(database)
     raised = []
 

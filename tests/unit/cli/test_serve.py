@@ -40,7 +40,7 @@ def serving(processes, *args, times=1):
     return server, re.search(r"http://\S+", lines[-1])[0]
 
 
-def test_two_processes_serve_what_a_token_allows_and_end_in_peace(processes, tmp_path, environ):
+def test_two_processes_serve_what_a_token_allows_and_stop_gracefully(processes, tmp_path, environ):
     server, url = serving(processes, "--store", f"file:{tmp_path}/data", "--processes", "2", times=2)
     made = processes.run("token", "--tenant", "acme", "--scope", "produce,read").out.strip()
     assert ask(f"{url}/v1/jobs", made, {"id": "x"})[0] == 201
@@ -74,7 +74,7 @@ def test_processes_verify_each_others_proofs_of_leases_and_their_keys_are_rotate
     assert [line.split()[0] for line in shown.splitlines()[1:]] == ["2"]
 
 
-def test_metrics_have_an_address_of_their_own(processes, environ, cli):
+def test_metrics_have_their_own_address(processes, environ, cli):
     port = free_port()
     _, url = serving(
         processes, "--store", "memory:", "--no-access-log", "--metrics-port", str(port), "--metrics-host", "127.0.0.2"
@@ -148,7 +148,7 @@ def test_a_pair_of_keys_signs_and_checks(processes, tmp_path):
         (["keys", "new", "--algorithm", "none"], "'none'"),
     ],
 )
-def test_what_is_missing_is_said(cli, args, said):
+def test_missing_settings_are_named(cli, args, said):
     answer = cli(*args)
     assert answer.code == 2
     assert said in answer.err
@@ -162,7 +162,7 @@ def test_what_is_missing_is_said(cli, args, said):
         (["--tenant", "acme", "--scope", "read", "--queues", "a b"], "queue"),
     ],
 )
-def test_a_token_of_nonsense_is_not_made(cli, environ, args, said):
+def test_a_token_with_invalid_claims_is_not_made(cli, environ, args, said):
     answer = cli("token", *args)
     assert answer.code == 2
     assert said in answer.err
@@ -173,13 +173,13 @@ def test_a_new_shared_key_is_long_enough(cli):
     assert len(cli("keys", "new").out.strip()) >= 43
 
 
-def test_keys_that_cannot_be_read_are_told(processes):
+def test_unreadable_keys_are_named(processes):
     answer = processes.run("serve", "--store", "memory:", "--port", "0", "--jwks-url", "/nowhere/jwks.json")
     assert answer.code == 2
     assert "no keys at /nowhere/jwks.json" in answer.err
 
 
-def test_memory_is_for_one_process(processes, environ):
+def test_several_processes_cannot_use_the_memory_store(processes, environ):
     answer = processes.run("serve", "--store", "memory:", "--processes", "2", "--port", "0")
     assert answer.code == 2
     assert "one process only" in answer.err

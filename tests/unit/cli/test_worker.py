@@ -237,7 +237,7 @@ def test_a_traceback_is_in_the_log_and_in_the_status(cli, place, processes, type
     assert worker.end().code == 0
 
 
-def test_what_workers_hold_is_the_same_in_the_list_and_in_the_metrics(cli, place, processes):
+def test_the_list_of_workers_and_the_metrics_agree_about_running_jobs(cli, place, processes):
     port = free_port()
     pipe = place / "pipe"
     os.mkfifo(pipe)
@@ -289,7 +289,7 @@ def comes(look, wanted, within_s=30):
         (("shop", "--metrics-port", "1", "--gauges-by-tenant", "acme"), "it needs --all-tenants"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_runs(cli, monkeypatch, args, reason):
+def test_wrong_usage_is_reported_before_any_job_runs(cli, monkeypatch, args, reason):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     answer = cli("worker", *args)
     assert answer.code == 2
@@ -297,7 +297,7 @@ def test_wrong_usage_is_told_before_anything_runs(cli, monkeypatch, args, reason
     assert "Traceback" not in answer.err
 
 
-def test_a_worker_without_a_tenant_is_told_of_both_flags(cli, monkeypatch):
+def test_a_worker_without_a_tenant_gets_an_error_that_names_both_flags(cli, monkeypatch):
     monkeypatch.delenv("HOLDFAST_TENANT")
     answer = cli("worker", "shop")
     assert answer.code == 2

@@ -149,7 +149,7 @@ def test_waiting_for_the_flag_can_time_out():
     assert CancelFlag().wait(0.001) is False
 
 
-def test_a_flag_whose_waiters_loop_is_closed_can_still_be_set():
+def test_a_flag_can_be_set_after_its_waiters_loop_is_closed():
     flag = CancelFlag()
     loop = asyncio.new_event_loop()
     task = loop.create_task(_await(flag))

@@ -13,6 +13,9 @@ whatever the backlog. It shows a queue only if `view.sees(queue)`. Its tests are
 """
 
 from holdfast.dashboard.page import WebPage
-from holdfast.dashboard.pages import job, jobs, overview, queues, tenants
+from holdfast.dashboard.pages import dead, dead_run, events, job, jobs, overview, proof, queues, tenants, workers
 
-PAGES: tuple[WebPage, ...] = (overview.PAGE, queues.PAGE, jobs.PAGE, job.PAGE, tenants.PAGE)
+PAGES: tuple[WebPage, ...] = (
+    overview.PAGE, queues.PAGE, jobs.PAGE, job.PAGE, *dead.PAGES, dead_run.PAGE, events.PAGE, *workers.PAGES,
+    *tenants.PAGES, proof.PAGE,
+)  # fmt: skip

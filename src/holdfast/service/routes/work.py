@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 from holdfast.core.errors import HoldfastError, InvalidName, StoreError
@@ -35,7 +35,7 @@ async def claim(call: ServiceCall[requests.Claim, requests.NoQuery]) -> Reply:
     request = ClaimRequest(call.tenant, queues, body.limit, lease_ms, worker_id, chance)
     if body.wait_s:
         call.wait()
-    with call.leaving() as gone:
+    with call.leaving() if body.wait_s else nullcontext() as gone:
         claimed, waited_s = await call.context.claim(request, body.wait_s, gone, call.hold)
     call.context.changes.take(call.tenant, len(claimed.jobs))
     # The token may have been revoked while the claim waited.

@@ -18,7 +18,7 @@ from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT, OTHERS_SCAN, Standi
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, NewJob, PurgeCount
 from holdfast.core.names import check_id
 from holdfast.extensions import LogRange
-from holdfast.paging import BEHIND_ALL, QUEUES_LOOKED_AT, name_cursor, tenant_cursor, tenant_page_of
+from holdfast.paging import AFTER_ALL, QUEUES_READ, name_cursor, tenant_cursor, tenant_page_of
 from holdfast.store import (
     EventPage,
     ListQuery,
@@ -182,21 +182,21 @@ def tenant_page(db: sqlite3.Connection, cursor: str | None, limit: int) -> Tenan
 def _with_jobs(db: sqlite3.Connection, after: tuple[str, str], limit: int) -> tuple[list[str], tuple[str, str] | None]:
     """The next tenants that have jobs, and where the scan stopped: None at the end."""
     names: list[str] = []
-    remaining = QUEUES_LOOKED_AT
+    remaining = QUEUES_READ
     if not after[1]:
-        after = (after[0], BEHIND_ALL)
+        after = (after[0], AFTER_ALL)
     while remaining > 0 and len(names) < limit:
         for tenant, queue, used in db.execute(SQL["lanes_behind"], (*after, remaining)):
             remaining -= 1
             after = (tenant, queue)
             if used:
                 names.append(tenant)
-                after = (tenant, BEHIND_ALL)
+                after = (tenant, AFTER_ALL)
                 break
         else:
             if remaining > 0:
                 return names, None
-    return names, (after[0], "" if after[1] == BEHIND_ALL else after[1])
+    return names, (after[0], "" if after[1] == AFTER_ALL else after[1])
 
 
 def purge_counts(db: sqlite3.Connection, tenant: str | None, cursor: str | None, limit: int) -> PurgePage:
@@ -353,12 +353,12 @@ def worker_page(db: sqlite3.Connection, tenant: str | None, cursor: str | None, 
     """A page of live workers. Scans up to `limit` workers."""
     found = db.execute(SQL["workers"], (name_cursor(cursor, check_id), limit)).fetchall()
     at = now(db)
-    living = [
+    live = [
         msgspec.structs.replace(_decode_worker(info), started_at=started_at, seen_at=seen_at)
         for _, expires_at, info, started_at, seen_at in found
         if expires_at > at
     ]
-    mine = [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+    mine = [worker for worker in live if tenant is None or worker.tenant in (None, tenant)]
     return WorkerPage(mine, found[-1][0] if len(found) == limit else None)
 
 

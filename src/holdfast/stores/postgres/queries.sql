@@ -7,7 +7,7 @@ SELECT coalesce({s}.now_ms(), {s}.no_data());
 UPDATE {s}.meta SET shift = shift + $1;
 -- name: meta
 SELECT frozen_at IS NOT NULL AS frozen, epoch FROM {s}.meta;
--- Identifies the data. It changes when the schema is made anew, and after a crash, a failover, a restore and a restart.
+-- Identifies the data. It changes when the schema is recreated, and after a crash, a failover, a restore and a restart.
 -- name: data_id
 SELECT {s}.data_id();
 -- name: check_cache

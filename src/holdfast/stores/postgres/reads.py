@@ -13,7 +13,7 @@ from holdfast.core.errors import InvalidOption
 from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT, OTHERS_SCAN, Standing
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, NewJob, PurgeCount
 from holdfast.core.names import check_id
-from holdfast.paging import BEHIND_ALL, QUEUES_LOOKED_AT, name_cursor, tenant_cursor, tenant_page_of
+from holdfast.paging import AFTER_ALL, QUEUES_READ, name_cursor, tenant_cursor, tenant_page_of
 from holdfast.store import (
     PAGE_LIMIT,
     ListQuery,
@@ -183,11 +183,11 @@ async def tenant_page(client: PostgresClient, cursor: str | None, limit: int) ->
     """Tenants with jobs or settings. Reads a bounded number of queues."""
     tenant, queue = tenant_cursor(cursor)
     limit = min(limit, PAGE_LIMIT)
-    arguments = (tenant, queue or BEHIND_ALL, BEHIND_ALL, limit, QUEUES_LOOKED_AT)
+    arguments = (tenant, queue or AFTER_ALL, AFTER_ALL, limit, QUEUES_READ)
     looks = await client.rows("lanes_after", *arguments, repeat=True)
     names = [row["tenant"] for row in looks if row["used"]]
     stop: tuple[str, str] | None = None
-    if len(names) == limit or len(looks) == QUEUES_LOOKED_AT:
+    if len(names) == limit or len(looks) == QUEUES_READ:
         last = looks[-1]
         stop = (last["tenant"], "" if last["used"] else last["queue"])
     again = tenant if queue else None  # The last page did not finish this tenant.
@@ -206,12 +206,12 @@ async def worker_page(client: PostgresClient, tenant: str | None, cursor: str | 
     """Live workers, among up to PAGE_LIMIT that are read."""
     limit = min(limit, PAGE_LIMIT)
     found = await client.rows("workers", name_cursor(cursor, check_id), limit, repeat=True)
-    living = [
+    live = [
         replace(_decode_worker(row["info"]), started_at=row["started_at"], seen_at=row["seen_at"])
         for row in found
         if row["lives"]
     ]
-    mine = [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+    mine = [worker for worker in live if tenant is None or worker.tenant in (None, tenant)]
     return WorkerPage(mine, found[-1]["worker_id"] if len(found) == limit else None)
 
 

@@ -11,7 +11,7 @@ from holdfast.core import lifecycle
 from holdfast.core.codes import STATE_CODES
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import TERMINAL, WAITING, Job, JobState, PurgeCount
-from holdfast.paging import QUEUES_LOOKED_AT, name_cursor, tenant_cursor, tenant_page_of
+from holdfast.paging import QUEUES_READ, name_cursor, tenant_cursor, tenant_page_of
 from holdfast.store import PAGE_LIMIT, ListQuery, Page, PurgePage, QueuePage, QueueStats, TenantPage
 from holdfast.stores.redis.keys import lane_of
 from holdfast.stores.redis.layout import NONE
@@ -116,8 +116,8 @@ def _stats(now: int, found: list[Any]) -> list[QueueStats]:
 
 
 async def tenant_page(shards: Shards, cursor: str | None, limit: int) -> TenantPage:
-    """Some tenants of all shards. Each shard stops somewhere, and the page ends at the first of these places."""
-    request = encode((*tenant_cursor(cursor), min(limit, PAGE_LIMIT), QUEUES_LOOKED_AT))
+    """Some tenants of all shards. Each shard reads up to some tenant; the page ends at the first of these tenants."""
+    request = encode((*tenant_cursor(cursor), min(limit, PAGE_LIMIT), QUEUES_READ))
     answers = await shards.run_on_all("tenants", request)
     stops = [(tenant.decode(), queue.decode()) for tenant, queue, *_ in answers if tenant]
     names = [name.decode() for _, _, *found in answers for name in found]
