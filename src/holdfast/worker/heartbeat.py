@@ -81,7 +81,7 @@ class Heartbeat:
         self._verify: list[Signal] = []
         self._verify_at = 0.0
         self._cancels: dict[tuple[str, str, str], float] = {}
-        """When the latest cancels were noticed, by job: the job may have been on its way to this worker."""
+        """When the latest cancels were noticed, by job: the job may have been in flight to this worker."""
         self._alone: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
         self._failure: BaseException | None = None

@@ -56,7 +56,7 @@ def test_two_processes_serve_what_a_token_allows_and_stop_gracefully(processes, 
 
 
 def test_processes_verify_each_others_proofs_of_leases_and_their_keys_are_rotated(processes, tmp_path, environ):
-    """Each request is a connection of its own, and any process takes it."""
+    """Each request is a connection of its own, and any process accepts it."""
     store = f"file:{tmp_path}/data"
     _, url = serving(processes, "--store", store, "--processes", "2", "--no-access-log", times=2)
     made = processes.run("token", "--tenant", "acme", "--scope", "produce,work").out.strip()

@@ -263,7 +263,7 @@ def test_the_list_of_workers_and_the_metrics_agree_about_running_jobs(cli, place
 
 
 def comes(look, wanted, within_s=30):
-    """Look until it is as wanted."""
+    """Poll until the condition is true."""
     until = time.monotonic() + within_s
     while (found := look()) != wanted:
         assert time.monotonic() < until, found

@@ -16,7 +16,7 @@ def port():
 
 
 def ask(port, request=GET):
-    """All that is answered; nothing where the connection was closed."""
+    """The whole answer; empty if the connection was closed."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(request)
