@@ -46,7 +46,7 @@ class Zygote:
         return self
 
     async def __aexit__(self, *exc):
-        """End all that still live, and hear of it: the next test is told of its own alone."""
+        """End all live workers and wait for that: the next test must get messages about its own workers only."""
         try:
             self._order({"last": True})
             await asyncio.wait_for(self._quiet.wait(), 30)
@@ -60,16 +60,16 @@ class Zygote:
             asyncio.get_running_loop().remove_reader(self._messages)
 
     async def start(self, url, **order):
-        """Start a worker on the store at `url`; its process id. What else can be ordered: see `workers.serve`."""
+        """Start a worker on the store at `url`. Returns its process id. `workers.serve` has the other options."""
         self._order({"url": url, **order})
         return await asyncio.wait_for(self._started.get(), 30)
 
     async def end(self, pid, timeout_s=30):
-        """How the worker ended: its exit code, or the number of the signal as a negative number."""
+        """The worker's exit code, or the number of its signal as a negative number."""
         return await asyncio.wait_for(asyncio.shield(self._ends[pid]), timeout_s)
 
     async def stopped(self, pid):
-        """Wait until the worker stands still by a SIGSTOP."""
+        """Wait until the worker is stopped by SIGSTOP."""
         await asyncio.wait_for(self._stops[pid].wait(), 30)
 
     def has_ended(self, pid):

@@ -56,7 +56,7 @@ def test_every_planted_bug_names_the_check_that_catches_it() -> None:
 
 
 def test_a_bug_is_gone_after_its_trial() -> None:
-    """Planted in the rules and wherever they were imported by name, and undone everywhere."""
+    """The bug is planted in the rules and wherever they were imported by name, and removed everywhere."""
     from holdfast.core import lifecycle, retry
 
     before = (retry.delay_ms, lifecycle.delay_ms)
@@ -93,7 +93,7 @@ def test_a_bug_in_lua_is_in_every_script_that_has_the_part() -> None:
 
 
 def test_a_bug_in_lua_fails_if_its_code_is_gone() -> None:
-    """Where the text that it changes is gone, that is an error and not a bug that nobody can notice."""
+    """If the text that it changes is gone, that is an error and not an unnoticed bug."""
     with (
         pytest.raises(LookupError, match="must follow the code"),
         planted(lambda bug: bug.lua("jobs", "no such line", "")).planted("redis"),
@@ -103,7 +103,7 @@ def test_a_bug_in_lua_fails_if_its_code_is_gone() -> None:
 
 @pytest.mark.parametrize("new", ["local token = (", "local token = nil + ", "local token = call('NOCOMMAND') or "])
 def test_a_script_that_raises_does_not_count_as_a_bug(url_of, new: str) -> None:
-    """Every check would notice: that proves nothing."""
+    """Every check would fail, which proves nothing."""
     mutant = planted(lambda bug: bug.lua("granting", "local token = ", new))
     result = trial(mutant, "redis", url_of("redis"))
     assert result.broken
@@ -122,7 +122,7 @@ def test_a_bug_that_never_runs_does_not_count_as_a_bug(url_of) -> None:
 
 
 def test_a_bug_in_a_function_counts_where_it_is_called() -> None:
-    """Also through another function, and in whatever lines the text stands."""
+    """Even if it is called through another function, or its lines are formatted differently."""
     from holdfast.stores.postgres import connection as link
     from holdfast.stores.postgres import schema, sql
 

@@ -48,7 +48,7 @@ def spaces(request):
 
 
 def transaction_on(url: str):
-    """A way to open a transaction of a caller's own, where the store can join one. [ENQ-7]"""
+    """A way to open a caller's transaction, if the store can join one. [ENQ-7]"""
     return partial(of_asyncpg, url) if make_store(url).capabilities.transactional_enqueue else None
 
 
@@ -65,7 +65,7 @@ def test_every_rule_of_the_contract_has_a_check() -> None:
 
 
 def test_a_run_on_a_server_leaves_nothing_behind() -> None:
-    """Also what checks made with frozen clocks."""
+    """This includes the spaces of checks with frozen clocks."""
     checks = [check for check in all_checks() if check.rule in ("RETRY-3", "ENQ-6", "TIME-1")]
     with ValkeyServer() as server:
         server.command("SET", "somebody", "else's")

@@ -73,7 +73,7 @@ async def test_the_redis_store_never_differs_from_the_memory_store(valkey, first
 
 
 async def test_the_redis_store_never_differs_on_a_cluster():
-    """In one shard: between shards neither turns nor the order of the log are decided."""
+    """In one shard: between shards neither turns nor the order of the log are defined."""
     with ValkeyCluster(3) as cluster:
         for seed in range(BLOCK):
             await check_trace(cluster.url(shards=1), seed, STEPS)

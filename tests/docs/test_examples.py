@@ -29,7 +29,7 @@ def server():
 
 @pytest.fixture
 def database(postgres, empty_database):
-    """The address of a database that nobody has used yet."""
+    """The address of a database that no test has used yet."""
     return postgres.url(empty_database)
 
 

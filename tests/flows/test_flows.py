@@ -22,7 +22,7 @@ PATIENCE_S = 20
 
 
 class Handler:
-    """Notes what ran. A payload says what to do."""
+    """Records the steps that ran. The payload says what to do."""
 
     def __init__(self):
         self.ran = []
@@ -194,7 +194,7 @@ async def test_a_step_waits_for_room_in_its_queue(queue, monkeypatch):
 
 
 async def test_a_new_leader_enqueues_no_step_twice(queue):
-    """A process dies after it enqueued the first steps, and its lease runs out."""
+    """A process dies after it enqueued the first steps, and its lease expires."""
     flow = diamond()
     ticket = await queue.start(flow)
     (job,) = (await queue.store.claim(ClaimRequest(queue.tenant, (FLOWS,), 1, 1000, "dead"))).jobs
@@ -216,7 +216,7 @@ async def test_a_new_leader_enqueues_no_step_twice(queue):
 
 
 async def test_a_late_leader_does_not_enqueue_a_canceled_step_again(queue):
-    """It lost its lease and does not know yet: what it enqueues is the same request, and so nothing new. [ENQ-8]"""
+    """It has lost its lease and does not know it yet: its enqueues are the same requests, so nothing is new. [ENQ-8]"""
     flow = Flow("report")
     flow.add("one", name="one", delay=3600)
     await queue.start(flow)
@@ -230,7 +230,7 @@ async def test_a_late_leader_does_not_enqueue_a_canceled_step_again(queue):
 
 
 class Deaf(SystemContext):
-    """Where one can wait, and never hears anything."""
+    """A context that can wait, and never gets a hint."""
 
     async def changed(self, timeout_s):
         await asyncio.Event().wait()

@@ -458,7 +458,7 @@ async def test_a_preview_shows_a_stopped_move_and_changes_nothing(stores, plan):
 
 
 async def test_a_page_has_no_more_than_a_bound_of_bytes(stores, plan, monkeypatch):
-    """Also where small jobs stand before large ones, and one alone is over it."""
+    """Even if small jobs are before large ones, and a single one is over it."""
     here, there = stores
     monkeypatch.setattr(steps, "MAX_PAGE_BYTES", 10_000)
     await here.enqueue([new(f"k{n}", payload=b'"' + b"x" * 4_000 + b'"') for n in range(7)])
@@ -482,7 +482,7 @@ async def test_a_page_has_no_more_than_a_bound_of_bytes(stores, plan, monkeypatc
 
 
 async def test_a_job_that_replaces_one_being_moved_is_not_lost(plan, stores, monkeypatch):
-    """Between the look and the cancel in the source, the job is canceled there and its id enqueued anew."""
+    """Between the read and the cancel in the source, the job is canceled there and its id enqueued again."""
     here, there = stores
     real, done = FileStore.cancel, []
 

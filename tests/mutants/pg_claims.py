@@ -257,7 +257,7 @@ def newcomers_enter_at_their_own_time(bug: Bug) -> None:
 
 @mutant("TENANT-4", stores=POSTGRES, seen_by="a_tenant_that_returns_to_an_idle_queue_gains_nothing")
 def a_tenant_that_comes_back_enters_at_the_minimum(bug: Bug) -> None:
-    """A tenant that leaves and comes back gains a turn each time."""
+    """A tenant that leaves and returns gains a turn each time."""
 
     def entry(_: Planted, __: int, floor: int) -> int:
         return floor

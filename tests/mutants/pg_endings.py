@@ -154,7 +154,7 @@ def _lock_before_it_is_there(bug: Bug, method: str, least: int) -> None:
 
 @mutant("CANCEL-1", "STATE-2", stores=POSTGRES, seen_by="a_concurrent_cancel_and_enqueue_answer_what_happened")
 def a_cancel_acts_on_what_it_has_not_locked(bug: Bug) -> None:
-    """A job that is enqueued beside its cancel is canceled in the log, and completed."""
+    """A job that is enqueued during its cancel is canceled in the log, and completed."""
     _lock_before_it_is_there(bug, "cancel", least=0)
     bug.function("expect", "p_changed IS DISTINCT FROM p_meant", "false")
 

@@ -177,13 +177,13 @@ def starting_frees_every_key(bug: Bug) -> None:
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="a_key_until_started_is_free_once_the_job_runs")
 def starting_frees_a_key_of_another_job(bug: Bug) -> None:
-    """A job that starts releases its key, although another job holds it by now."""
+    """A job that starts releases its key, although another job holds it."""
     bug.function("claim", "AND k.job_id = j.id", "")
 
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="jobs_that_complete_together_free_only_their_own_keys")
 def completing_frees_a_key_of_another_job(bug: Bug) -> None:
-    """A job that completes releases its key, although another job holds it by now."""
+    """A job that completes releases its key, although another job holds it."""
     bug.function("complete", "AND k.job_id = d.id", "")
 
 
@@ -195,7 +195,7 @@ def completing_frees_lasting_keys(bug: Bug) -> None:
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="a_key_until_started_is_free_once_the_job_runs")
 def any_end_frees_a_key_of_another_job(bug: Bug) -> None:
-    """A job that fails or is canceled frees its key, although another job holds it by now."""
+    """A job that fails or is canceled frees its key, although another job holds it."""
     bug.statement("drop_keys", "AND k.job_id = u.job_id", "")
 
 
@@ -301,7 +301,7 @@ def quota_of_a_tenant_counts_nothing(bug: Bug) -> None:
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="a_batch_is_accepted_up_to_the_quota")
 def a_batch_is_not_counted_as_it_goes(bug: Bug) -> None:
-    """A batch goes over the quota by all its items."""
+    """A batch may exceed the quota by all its items."""
 
     def took(*_: Any) -> None:
         return None

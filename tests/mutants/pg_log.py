@@ -233,13 +233,13 @@ def one_old_row_takes_all_before_it(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="readers_register_by_name_and_never_move_back")
 def a_reader_moves_backwards_in_postgres(bug: Bug) -> None:
-    """A reader can be moved back to an earlier offset, and holds up trimming again."""
+    """A reader can be moved back to an earlier offset, and blocks trimming again."""
     bug.statement("set_reader", "(readers.epoch, readers.xid, readers.n, readers.k) <", "(0, 0, 0, 0) <")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="readers_register_by_name_and_never_move_back")
 def a_dropped_reader_stays(bug: Bug) -> None:
-    """A reader that was dropped still holds up trimming."""
+    """A reader that was dropped still blocks trimming."""
     bug.statement("drop_reader", "name = $2", "name = $2 || ' '")
 
 
@@ -303,7 +303,7 @@ def any_tenants_reader_holds_the_log(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="old_events_of_every_tenant_are_trimmed")
 def what_is_kept_never_grows_old(bug: Bug) -> None:
-    """Events that were kept beside a flood are never trimmed."""
+    """Events that were kept during a flood are never trimmed."""
     bug.function("trim_step", "v_runs IS NULL AND p_old >=", "v_runs IS NULL AND 0 >=")
 
 

@@ -197,7 +197,7 @@ async def test_an_audit_reads_the_jobs_that_are_alive_by_the_log(spark, tmp_path
 
 
 def job_row(job):
-    """A job as the data source has it, as far as it is looked at."""
+    """The columns of a job from the data source that the audit reads."""
     row = dict.fromkeys(JOBS.fieldNames()) | {
         "tenant": job.tenant, "queue": job.queue, "id": job.id, "state": str(job.state), "type": job.envelope.type,
         "enqueued_at": instant(job.enqueued_at), "visible_at": instant(job.visible_at),

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 
 def add_batch(spark, lake, number, rows):
-    """What an ingest leaves behind."""
+    """The files that an ingest leaves."""
     events = frame(spark, [row | {"batch": number} for row in rows])
     events.write.mode("append").partitionBy("date", "batch").parquet(str(lake.path("events")))
     lake.record_batch(Batch(number, len(rows)))

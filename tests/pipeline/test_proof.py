@@ -34,7 +34,7 @@ PER_BATCH = 10
 
 
 def drawn(groups, count, chance):
-    """So many groups of events, each with one of its events: of every kind in turn, as far as there are any."""
+    """This many groups of events, each with one of its events, of every kind in turn."""
     left = dict(groups)
     for kind in islice(cycle(chance.sample(KINDS, len(KINDS))), count):
         having = [name for name, events in left.items() if any(event.kind == kind for event in events)]

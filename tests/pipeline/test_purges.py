@@ -23,7 +23,7 @@ TENANTS = ("first", "middle", "last", "only", "doubled", "again", "whole", "retu
 
 
 async def lives_and_purges(store, tenant, ids):
-    """One step in one call: each event stands alone."""
+    """One step in each call, so that each event has its own entry."""
     for id_ in ids:
         key = JobKey(tenant, QUEUE, id_)
         await store.enqueue([NewJob(key, Envelope("send", b"{}"))])
@@ -41,7 +41,7 @@ async def make_purges(store):
 
 
 async def return_after_a_long_time(store):
-    """The counts of the tenants are dropped; that of one begins anew."""
+    """The counts of the tenants are dropped; that of one restarts."""
     await store.shift_clock(PURGE_COUNT_MS + 1)
     for n in range(20):  # Some in each shard.
         await lives_and_purges(store, f"later{n}", "a")
@@ -95,7 +95,7 @@ def of_two(tmp_path_factory):
 
 
 def judged(spark, rows, counts, gap=None):
-    """What is found in this log by these counts, the store having no jobs; `gap` is behind one row, up to another."""
+    """The findings in this log with these counts, for a store without jobs; `gap` is after one row, up to another."""
     gaps = [] if gap is None else [(0, gap[0]["position"], gap[1]["position"], rows[0]["at"], None)]
     end = max(row["position"] for row in rows)
     known = StoreJobs(spark.createDataFrame([], JOBS), [end], counts)

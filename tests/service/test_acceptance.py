@@ -90,7 +90,7 @@ async def test_an_attempt_ends_in_one_of_four_ways(client, outcome, more, status
 
 
 async def test_a_result_that_cannot_be_kept_fails_the_job_at_once(client):
-    """[RESULT-1] Refused, it would leave the job to be run again, though its handler has had its effect."""
+    """[RESULT-1] A refusal would make the job run again, although its handler has had its effect."""
     await client.enqueue(id="x")
     (job,) = await client.claim()
     assert await client.finish(job, result={"a": "b\0"}) == {"status": "failed"}
@@ -101,7 +101,7 @@ async def test_a_result_that_cannot_be_kept_fails_the_job_at_once(client):
 
 
 async def test_a_release_can_say_why(client):
-    """The next claim has it, and since when; a reason is a name, and of a release alone. [RETRY-6]"""
+    """The next claim has the reason and since when; a reason is a name, and only a release has one. [RETRY-6]"""
     await client.enqueue(id="x")
     (job,) = await client.claim()
     assert (await client.finish(job, "retry", reason="busy"))["error"]["code"] == "invalid_option"
@@ -246,7 +246,7 @@ async def pages_of_queues(client, limit):
 
 
 async def test_queues_are_listed_in_pages(service, client, tenant):
-    """Also for a token that is for some of them, whose pages show no others."""
+    """A token for some queues gets pages with only those."""
     names = [f"q{number}" for number in range(5)]
     await client.post("/v1/jobs:batch", json={"jobs": [{"queue": name, "type": "t"} for name in names]})
     found = await pages_of_queues(client, 2)
@@ -287,7 +287,7 @@ async def test_dead_letters_are_listed_replayed_and_purged(client, tenant):
 
 
 async def test_reading_dead_letters_needs_the_scope_read_on_both_routes(service, tenant):
-    """To change them takes that of operators."""
+    """Changing them needs the scope of operators."""
     paths = ("/v1/queues/default/dead-letters", "/v1/queues/default/jobs?state=failed")
     reader, operator = await service.client(tenant, ["read"]), await service.client(tenant, ["admin"])
     for path in paths:
@@ -311,7 +311,7 @@ async def test_events_of_a_job_are_listed(client):
 
 
 async def read_events(client, count, **options):
-    """So many events of the stream, as (id, kind, data)."""
+    """The first events of the stream, as (id, kind, data)."""
     found, event = [], {}
     async with client.stream("GET", "/v1/events", **options) as answer:
         assert answer.status_code == 200

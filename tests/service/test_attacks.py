@@ -52,7 +52,7 @@ async def service(jwks):
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def unchanged(service):
-    """Fail if anything of anybody is not as it was."""
+    """Fail if any tenant's data has changed."""
     before = await snapshot(service.context.store)
     yield
     assert await snapshot(service.context.store) == before
@@ -187,7 +187,7 @@ async def test_malformed_http_is_refused_and_the_connection_ends(service, unchan
 
 
 async def answered(service, first, then):
-    """What is answered to `then`, sent when `first` has its answer."""
+    """The answer to `then`, sent after the answer to `first`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
     try:
         async with asyncio.timeout(20):
@@ -240,7 +240,7 @@ async def test_a_subject_that_is_no_valid_worker_id_is_not_used_as_one(service, 
 
 
 async def test_a_request_after_a_body_is_a_request_of_its_own(service):
-    """A pipelined one is answered by itself, in order; nothing of it is taken for the first one's body."""
+    """A pipelined request is answered by itself, in order; none of it counts as the first one's body."""
     two = "GET /v1/queues HTTP/1.1\r\n" + attacks.HEAD + "\r\nGET /nothing HTTP/1.1\r\n" + attacks.HEAD
     answer = await raw(service, two)
     assert answer.statuses == [200, 404]
@@ -268,7 +268,7 @@ def comparable(answer):
 async def test_another_tenants_data_answers_byte_for_byte_like_missing_data(
     service, unchanged, method, path, queue, id
 ):
-    """[TENANT-2] A stranger asks where `acme` has something, and where nobody has."""
+    """[TENANT-2] Another tenant asks for data of `acme`, and for data that does not exist."""
     stranger = await service.client("stranger")
     foreign = await stranger.request(method, path.format(queue=queue, id=id))
     nothing = await stranger.request(method, path.format(queue=f"{queue[:-1]}x", id=id))
@@ -285,7 +285,7 @@ async def test_queues_of_another_tenant_are_not_listed(service, unchanged):
 
 @pytest.mark.parametrize("path", ["/v1/leases:finish", "/v1/leases:extend", "/v1/leases:report"])
 async def test_another_tenants_lease_is_lost_like_a_missing_one_and_stays_live(service, unchanged, path):
-    """Not even with its true token."""
+    """Not even with its correct token."""
     stranger = await service.client("stranger")
     more = {
         "/v1/leases:finish": {"outcome": "complete", "result": 1},
@@ -420,7 +420,7 @@ async def test_an_answer_is_never_rendered_as_a_page(owner):
 
 
 class Answer:
-    """What came back on a raw connection."""
+    """The bytes that a raw connection returned."""
 
     def __init__(self, text):
         self.text = text
@@ -432,7 +432,7 @@ class Answer:
 
 
 async def raw(service, text, body=None):
-    """Send bytes as they are, and read until the server ends the connection."""
+    """Send these bytes, and read until the server closes the connection."""
     if body is not None or text.endswith(attacks.HEAD):
         length = f"Content-Length: {len(body)}\r\n" if body else ""
         text += f"{length}Connection: close\r\n\r\n"

@@ -19,7 +19,7 @@ from tests.service.support import TOKENS, Client, serving, signed, token
 
 
 class Lines(logging.Handler):
-    """Keeps what the audit trail says, as JSON text."""
+    """Collects the lines of the audit trail, as JSON text."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class Lines(logging.Handler):
         self.texts.append(self.format(record))
 
     def taken(self):
-        """The lines since the last time, without what differs each time."""
+        """The lines since the last call, without the fields that differ each time."""
         found, self.texts = [json.loads(text) for text in self.texts], []
         for line in found:
             assert line.pop("request_id")
@@ -173,7 +173,7 @@ async def test_a_trusted_proxy_names_the_address_of_its_client(lines):
 
 
 async def test_the_trail_can_be_kept_in_a_queue(url, tenant):
-    """Each act once, refused ones too; no token can reach that queue, and no list shows it."""
+    """Each action once, refused ones too; no token can reach that queue, and no list shows it."""
     sock = listen("127.0.0.1", 0, 30)
     settings = ServiceSettings(store=url, tokens=TOKENS, upkeep=False, audit_queue=True)
     async with running(settings, sock) as server, Client(server.port, token(tenant)) as ours:

@@ -66,7 +66,7 @@ async def both(port):
 
 
 async def is_served(victim):
-    """Whether the victim can do what it always does."""
+    """Whether the victim's usual requests work."""
     await victim.enqueue(queue="own")
     (job,) = await victim.claim("own")
     return (await victim.finish(job))["status"] == "completed"
@@ -100,7 +100,7 @@ async def close_all(connections):
 
 
 def leaves(size, leaf=b"1,"):
-    """99 nested lists, and in the innermost as many leaves as there is room for."""
+    """99 nested lists, and in the innermost as many leaves as fit."""
     return b"[" * 99 + leaf * ((size - 210) // len(leaf)) + leaf.rstrip(b",") + b"]" * 99
 
 
@@ -190,7 +190,7 @@ async def test_a_map_with_a_duplicate_key_is_refused(port):
 
 
 async def test_a_result_that_is_too_large_is_not_decoded():
-    """Its size comes first: the job fails for that, whatever else is wrong with it."""
+    """Its size is checked first: the job fails for that, whatever else is wrong with it."""
     async with serving("memory:unread") as service:
         ours = await service.client()
         await ours.enqueue(id="x")
@@ -204,7 +204,7 @@ async def test_a_result_that_is_too_large_is_not_decoded():
 
 
 async def test_endless_bodies_use_no_more_than_the_share_of_their_tenant(port):
-    """60 bodies of 4 MiB that never come: those beyond the share are refused before they are read."""
+    """60 bodies of 4 MiB that never arrive: those over the share are refused before they are read."""
     async with client(port, "victim", "127.0.0.2") as victim:
         connections = [
             await open_raw(port, raw_request("/v1/jobs:batch", 4 * MIB, f"slow{number % 3}")) for number in range(60)
@@ -282,7 +282,7 @@ async def test_an_answer_has_the_documented_length(port):
 
 
 async def test_large_jobs_after_small_ones_do_not_exceed_the_size_of_an_answer(port):
-    """By small jobs a tenant is asked for as many at once as it wants. What is too much goes back, uncounted."""
+    """After small jobs the service claims as many as the tenant wants. The surplus is released without an attempt."""
     async with client(port, "mixed") as ours:
         small = [{"queue": "mixed", "priority": 9}] * 10
         assert (await ours.post("/v1/jobs:batch", json={"jobs": small})).status_code == 200
@@ -308,7 +308,7 @@ async def test_large_jobs_after_small_ones_do_not_exceed_the_size_of_an_answer(p
 
 
 async def test_unread_answers_use_no_more_than_the_share_of_their_tenant(port):
-    """Pages of 8 MiB: while some are on their way, there is no room for another."""
+    """Pages of 8 MiB: while some are being sent, there is no room for another."""
     async with client(port, "unread") as ours, client(port, "victim", "127.0.0.2") as victim:
         for _ in range(3):
             jobs = [{"queue": "large", "payload": "x" * (K256 - 2)}] * 15
@@ -366,7 +366,7 @@ async def test_sockets_without_a_token_leave_room_for_other_addresses(port):
 
 
 async def test_event_streams_leave_room_for_requests_and_for_others(port):
-    """Of 60 streams 20 are open, the others are refused; the tenant itself can still do what it does."""
+    """Of 60 streams 20 are open and the others are refused; the tenant's other requests still work."""
     async with both(port) as (attacker, victim):
         request = raw_request("/v1/events", 0, method="GET")
         connections = [await open_raw(port, request) for _ in range(60)]
@@ -401,7 +401,7 @@ async def test_waiting_claims_leave_room_for_requests_and_for_others(port):
 
 
 async def test_the_connections_of_a_tenant_are_limited(port):
-    """Kept alive by requests that went well; those on which it waits are counted apart."""
+    """They are kept alive by successful requests; connections of waiting requests are counted separately."""
     async with client(port, "victim", "127.0.0.1") as victim:
         request = raw_request("/v1/session", 0, "crowd", "GET")
         connections = [await open_raw(port, request) for _ in range(60)]
@@ -427,7 +427,7 @@ async def test_a_connection_of_a_proxy_is_not_counted_by_its_address():
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost:"])
 async def test_the_time_for_headers_begins_at_the_end_of_the_previous_answer(sent):
-    """Not with the first byte that follows: an idle connection has the same time."""
+    """It does not begin with the next byte: an idle connection has the same time."""
     async with serving("memory:idle", header_s=0.5) as service:
         (reader, writer) = await open_raw(service.port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readuntil(b"}")

@@ -33,7 +33,7 @@ async def ask(client, made, **headers):
 
 @pytest.fixture
 def checked(monkeypatch):
-    """The tokens whose signature was looked at."""
+    """The tokens whose signature was checked."""
     seen, decode = [], jwt.decode
 
     def noted(made, *args, **options):
@@ -109,7 +109,7 @@ async def test_an_address_in_a_header_is_ignored(name):
 
 
 async def test_behind_a_trusted_proxy_each_client_has_its_address():
-    """What a client wrote there itself stands before what the proxy saw, and counts for nothing."""
+    """The client's own entries in the header come before the proxy's, and do not count."""
     async with serving("memory:proxies", proxies="127.0.0.1", **ONE) as service:
         bare = await service.bare()
         problem(await ask(bare, guess(0), **{"x-forwarded-for": "192.0.2.1"}), 401, "token_invalid")
@@ -139,7 +139,7 @@ async def test_a_missing_or_expired_token_does_not_count_as_a_guess(monkeypatch)
 
 
 def sent(bad, address):
-    """Whether a token from there would be checked; if so it is a bad one."""
+    """Whether a token from there would be checked; it is an invalid one."""
     try:
         bad.check(address)
     except Refusal:
@@ -178,7 +178,7 @@ def test_addresses_are_forgotten_before_there_are_too_many(monkeypatch):
 
 @given(st.floats(1e-6, 1e9), st.lists(st.floats(0, 10), max_size=30))
 def test_a_refusal_never_says_to_retry_at_once(rate, pauses):
-    """A retry after the time that it names is let in."""
+    """A retry after the given time is checked."""
     now = [0.0]
     rates = limits.TokenRates(rate, lambda: now[0])
 

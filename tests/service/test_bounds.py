@@ -18,7 +18,7 @@ FAR = "9999-12-31T23:59:59.999999Z"
 
 @pytest.fixture
 def files(tmp_path):
-    """The blobs that are kept."""
+    """The stored blobs."""
     return lambda: [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
 
 
@@ -192,7 +192,7 @@ async def test_a_service_that_ends_every_stream_at_once_is_asked_with_pauses(mon
 
 
 async def test_a_service_that_ends_every_claim_at_once_is_asked_with_pauses(monkeypatch):
-    """Each pause is longer than the one before, up to a bound; what comes at last is delivered without one."""
+    """Each pause is longer than the one before, up to a bound; a job that arrives is delivered without a pause."""
     pauses, delivered, empty = [], [], Claimed([], 1)
 
     async def claim(*_):

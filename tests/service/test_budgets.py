@@ -24,7 +24,7 @@ async def allow(service, tenant, **budgets):
 
 
 async def forget_all(store, tenant):
-    """Let upkeep forget what it may, and have it counted."""
+    """Let upkeep prune and count."""
     while (await store.prune(1000)).more:
         pass
     return await store.usage(tenant)
@@ -213,7 +213,7 @@ async def test_a_tenant_waits_after_a_large_batch_but_completions_are_accepted()
 
 
 async def test_a_tenant_over_its_request_rate_still_ends_and_keeps_its_leases(service, client, tenant):
-    """[TENANT-5] They are counted all the same, so that the tenant's other requests wait longer."""
+    """[TENANT-5] They are still counted, so that the tenant's other requests wait longer."""
     victim = await service.client(f"v{tenant}")
     for number in range(3):
         await client.enqueue(id=str(number))
@@ -250,7 +250,7 @@ async def test_a_token_over_its_rate_still_ends_its_leases():
 
 
 async def test_a_token_without_the_scope_is_not_exempt_from_the_rates():
-    """[TENANT-5] Else it could use up its tenant's rate with requests that are refused anyway."""
+    """[TENANT-5] Otherwise it could use up its tenant's rate with requests that are refused anyway."""
     async with serving("memory:scope-rates", rate=0.001) as service:
         reader = await service.client("acme", ("read",))
         codes = [(await reader.post("/v1/leases:extend", json={"leases": []})).status_code for _ in range(3)]

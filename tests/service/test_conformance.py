@@ -85,7 +85,7 @@ EXPRESSED = [check for check in all_checks() if check.rule not in WHOLE_RULES an
 
 
 def turns():
-    """Which check is run on which store."""
+    """The checks to run on each store."""
     for check in EXPRESSED:
         of_its_own = TURNS[zlib.crc32(check.name.encode()) % len(TURNS)]
         for store in STORES:
@@ -102,7 +102,7 @@ def behind():
 
 @pytest.fixture(scope="module")
 def bases(request, tmp_path_factory):
-    """Where the stores behind the service are, by their kind; a server starts when it is first asked for."""
+    """The URLs of the stores behind the service, by kind. A server is started at its first use."""
 
     bases = {
         "memory": lambda: "memory:behind",
@@ -145,7 +145,7 @@ def test_the_service_keeps_each_rule(store: str, check: Check, run) -> None:
 
 @pytest.mark.parametrize("name", NOT_OVER_HTTP)
 def test_each_rule_left_out_cannot_hold_over_http(name, run):
-    """Else it would have to be taken in."""
+    """A rule that holds must not be left out."""
     (check,) = [check for check in all_checks() if check.name == name]
     with pytest.raises(Exception) as told:  # noqa: PT011 - Broken, Unsupported, Skipped: however it shows
         run("memory", check)

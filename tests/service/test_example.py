@@ -33,7 +33,7 @@ async def unheard_of() -> None: ...
 
 @asynccontextmanager
 async def working(service, tenant):
-    """The worker, with a token that is good for work in its queue and for nothing else."""
+    """The worker, with a token that is valid only for work in its queue."""
     bearer = token(tenant, ["work"], queues=["emails"])
     settings = {"HOLDFAST_URL": f"http://127.0.0.1:{service.port}", "HOLDFAST_TOKEN": bearer}
     command = [NODE, "--import", "./strip-types.mjs", "worker.ts", "emails"]

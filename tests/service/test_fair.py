@@ -57,7 +57,7 @@ async def test_a_tenant_whose_calls_are_all_blocked_delays_no_other_tenant(postg
 
 
 async def _finished(client, job):
-    """Finish, however often it is refused: a call waits for a lock for some seconds alone."""
+    """Finish, and repeat it if it is refused: a single call waits for a lock for some seconds."""
     lease = {"queue": job["queue"], "id": job["id"], "token": job["token"], "outcome": "complete"}
     while True:
         answer = await client.post("/v1/leases:finish", json={"leases": [lease]})

@@ -26,13 +26,13 @@ CHAIN = {
 
 @pytest.fixture(scope="module")
 def url():
-    """One kind of store is enough here: what leads the flows is tested on each."""
+    """One kind of store is enough here: flows are tested on each."""
     return f"memory:{uuid.uuid4().hex}?test_clock=1"
 
 
 @asynccontextmanager
 async def working(service, tenant, broken=()):
-    """A worker at the store, which leads the flows too."""
+    """A worker at the store, which also leads the flows."""
     broken = set(broken)
 
     async def handler(payload):

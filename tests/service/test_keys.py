@@ -20,7 +20,7 @@ def bearer(settings, private):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Look again for a key as soon as one is missing."""
+    """Read again as soon as a key is missing."""
     monkeypatch.setattr(keys_module, "MIN_RENEW_S", 0.0)
 
 

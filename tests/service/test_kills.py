@@ -21,7 +21,7 @@ async def start(url, spec=""):
 
 
 async def half(body, process):
-    """A body whose second half comes when there is nobody any more."""
+    """A body whose second half arrives after the service was killed."""
     yield body[:10]
     await process.wait()
     yield body[10:]

@@ -148,7 +148,7 @@ async def waiting_claims(service):
 
 
 def tasks():
-    """But for what a store reads in the background for all requests of a tenant."""
+    """Apart from the reads of a store in the background, for all requests of a tenant."""
     return sum(not task.get_name().startswith("budgets of") for task in asyncio.all_tasks())
 
 
@@ -241,7 +241,7 @@ async def ask(client, id):
 
 @pytest.mark.parametrize("kind", [ValkeyServer, PostgresServer])
 async def test_a_store_that_is_down_is_reported_and_used_again_when_it_is_back(kind):
-    """By SIGSTOP, where connections stay open and nobody answers, and by SIGKILL. [ENQ-1]"""
+    """By SIGSTOP, which keeps connections open without answers, and by SIGKILL. [ENQ-1]"""
     with kind() as store:
         async with serving(store.url(timeout_s=1, connect_timeout_s=1)) as service:
             client = await service.client()
@@ -288,7 +288,7 @@ async def test_a_locked_file_store_is_reported_and_used_again_when_it_is_free(tm
 
 
 def test_an_answer_in_two_packets_does_not_wait_for_an_acknowledgement():
-    """On whatever event loop: connections have it from the socket that is listened at."""
+    """On every event loop: connections inherit the option from the listening socket."""
     with (
         closing(listen("127.0.0.1", 0, 30)) as sock,
         closing(socket.create_connection(sock.getsockname())),

@@ -20,12 +20,12 @@ def percent(text):
 
 
 def lines(text):
-    """The lines of a stream, as the standard has them."""
+    """The lines of a stream, split by the standard."""
     return re.split(rb"\r\n|\r|\n", text)
 
 
 def is_whole(text):
-    """Whether each line of a stream is one that we write."""
+    """Whether each line of a stream is one that the service writes."""
     return all(re.fullmatch(rb"(id: [0-9.]+|event: [a-z]+|data: {.*}|: |)", line) for line in lines(text))
 
 

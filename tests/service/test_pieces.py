@@ -20,13 +20,13 @@ LONG_S = 1000.0
 
 @pytest.fixture
 def long_rests(monkeypatch):
-    """A tenant that has to rest does so until the test ends."""
+    """A tenant that has to rest does so until the end of the test."""
     monkeypatch.setattr(turns, "RECENT_S", LONG_S)
     monkeypatch.setattr(Activity, "rest_s", lambda self, tenant, _: LONG_S if self.has_others(tenant) else 0.0)
 
 
 class Reads:
-    """Reads that end when they are told to, and how many there were at a time."""
+    """Reads that end when the test says so, with the number that ran at the same time."""
 
     def __init__(self):
         self.began, self.ended, self.at_once, self.peak = [], [], 0, 0

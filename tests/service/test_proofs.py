@@ -24,7 +24,7 @@ MORE = {
 
 
 async def codes(client, verb, leases):
-    """What each lease is answered: a status, or the code of an error."""
+    """The answer for each lease: a status, or the code of an error."""
     body = {"leases": [{**lease, **MORE[verb]} for lease in leases]}
     items = (await client.post(f"/v1/leases:{verb}", json=body)).json()["items"]
     return [item["error"]["code"] if "error" in item else item["status"] for item in items]
@@ -55,7 +55,7 @@ async def test_guessed_tokens_are_lost_and_the_owners_lease_stays_live(client, v
 
 
 def near_misses(held, sign, tenant):
-    """A proof that is nearly right, and the job that it is shown for."""
+    """A proof with one change, and the job that it is used for."""
     queue, id, proof, fence = held["queue"], held["id"], held["token"], held["fence"]
     kid, digits, mac = proof.split(".")
     other = "A" if mac[-1] != "A" else "B"
@@ -88,7 +88,7 @@ def near_misses(held, sign, tenant):
 
 @pytest.mark.parametrize("verb", MORE)
 async def test_a_proof_with_one_change_is_lost(service, client, tenant, verb):
-    """Before anything else: whether there is such a job, and whether its name can be one, is not told."""
+    """The proof is checked first: the answer does not reveal whether the job exists or its name is valid."""
     await client.enqueue(id="x")
     await client.enqueue(id="y")
     await client.enqueue(id="x", queue="other")
@@ -103,7 +103,7 @@ async def test_a_proof_with_one_change_is_lost(service, client, tenant, verb):
 
 
 async def test_names_with_the_same_concatenation_have_different_proofs(service, client, tenant):
-    """Each has its length before it."""
+    """Each name has its length before it."""
     await client.enqueue(queue="a", id="bc")
     await client.enqueue(queue="ab", id="c")
     (held,) = await client.claim("a", lease_s=600)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """Every request reads what is revoked."""
+    """Every request reads the revocations."""
     monkeypatch.setattr(module, "RENEW_S", 0.0)
     monkeypatch.setattr(module, "MAX_AGE_S", 0.0)
 
@@ -31,7 +31,7 @@ async def answers(service, tenant, **claims):
 
 
 async def test_tokens_are_refused_by_jti_by_sub_and_by_the_time_of_issue(service, tenant, at_once):
-    """Those of this tenant alone."""
+    """Only those of this tenant."""
     tokens, now = RevokedTokens(service.context.store), int(time.time())
     long = "j" * 500 + "\x00é"
     assert await answers(service, tenant, jti=long, sub="w") == 200
@@ -65,7 +65,7 @@ async def test_an_empty_revocation_is_refused(service, tenant):
 
 
 async def test_a_known_token_is_refused_while_the_revocations_are_too_old(monkeypatch):
-    """So is one of another process: the list is the store's."""
+    """A revocation of another process counts too: the list is in the store."""
     async with serving("memory:revoked") as service:
         store = await open_store("memory:revoked")
         client = await service.bare(signed(jti="j"))

@@ -52,7 +52,7 @@ def test_json_text_is_judged_like_its_value(value, indent, ascii_only):
 
 
 def scan_ready(text):
-    """What `bodies` has seen to before."""
+    """Checks that `bodies` has made before."""
     try:
         text.decode()
     except UnicodeDecodeError:

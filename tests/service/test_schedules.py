@@ -122,7 +122,7 @@ async def test_a_tenant_at_its_quota_gets_an_error_for_a_new_schedule(service, c
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 async def test_another_tenants_schedule_answers_byte_for_byte_like_a_missing_one(service, client, method):
-    """[TENANT-2] And stays as it is."""
+    """[TENANT-2] And it does not change."""
     await client.put(PATH, json=NIGHTLY)
     stranger = await service.client(f"stranger-{method.lower()}")
     more = {"json": NIGHTLY} if method == "PUT" else {}
@@ -161,7 +161,7 @@ async def test_a_token_for_some_queues_is_valid_for_schedules_of_those(service, 
 
 
 async def test_a_token_for_some_queues_cannot_tell_another_queues_schedule_from_a_missing_one(service, client, tenant):
-    """Byte for byte; nor can it try names until one is taken."""
+    """Byte for byte. Nor can the token find names by trying them."""
     await client.put(PATH, json=NIGHTLY)
     other = await service.client(tenant, queues=["other", "othe"])
     for method, more in (("GET", {}), ("DELETE", {}), ("PUT", {"json": {"every_s": 60, "queue": "other"}})):
@@ -194,7 +194,7 @@ async def test_the_pages_of_a_token_for_some_queues_do_not_count_other_schedules
 
 
 async def test_answers_about_schedules_to_a_token_for_some_queues_take_even_times(service, client, tenant, monkeypatch):
-    """However long the store took: the answer waits for the next multiple."""
+    """Whatever time the store needed, the answer waits for the next multiple."""
     slept = []
 
     async def sleep(duration_s):
@@ -210,7 +210,7 @@ async def test_answers_about_schedules_to_a_token_for_some_queues_take_even_time
 
 
 def _calls(queue, proof=""):
-    """Every call that would change something in a queue, and what it says."""
+    """Every call that would change a reserved queue, and its answer."""
     lot = {"queue": queue, "id": "nightly", "token": proof}
     path = f"/v1/queues/{queue}"
     return {

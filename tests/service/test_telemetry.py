@@ -14,7 +14,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Lines(logging.Handler):
-    """Keeps what is logged, as JSON text."""
+    """Collects the log, as JSON text."""
 
     def __init__(self):
         super().__init__()

@@ -34,7 +34,7 @@ def charge(path: str) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, service):
-    """Nothing is remembered from one test to the next, or from one look to the next."""
+    """Nothing is cached from one test to the next, or from one read to the next."""
     monkeypatch.setattr(types, "FRESH_S", 0.0)
     monkeypatch.setattr(service.context.types, "_read_at", 0.0)
 
@@ -63,7 +63,7 @@ async def command(*arguments, **environment):
 
 @asynccontextmanager
 async def said(url, tenant, *types, queues=("bills",), worker_id="w"):
-    """A worker that says what it runs, and lives until the end."""
+    """A worker that reports its types, until the end of the block."""
     store = await open_store(url)
     worker = WorkerInfo(f"{worker_id}-{tenant}", tenant, "host", 1, queues, 1, 0, types=types)
     await store.beat(worker, DAY)
@@ -186,7 +186,7 @@ async def test_enqueues_share_one_read_of_the_job_types(service, client, monkeyp
 
 
 async def test_types_come_in_pages(service, client, tenant):
-    """Each once, however small the pages; a cursor of anything else is refused."""
+    """Each once, with any size of pages; another list's cursor is refused."""
     for number in range(3):
         said = {"worker_id": f"w{number}", "queues": [f"q{number}"]}
         said["types"] = [{"name": f"t{number}.{n}"} for n in range(4)]
@@ -207,7 +207,7 @@ async def test_types_come_in_pages(service, client, tenant):
 
 
 async def test_the_workers_of_a_tenant_are_limited(service, client, tenant):
-    """Beyond that a beat is refused; the others stay, and one that signs off makes room. [TENANT-5]"""
+    """Over the limit a beat is refused; the others stay, and one that signs off makes room. [TENANT-5]"""
     await service.context.store.set_tenant(tenant, TenantSettings(None, budgets=Budgets(max_workers=3, max_types=10)))
 
     async def beat(name, **more):

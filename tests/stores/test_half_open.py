@@ -19,7 +19,7 @@ from holdfast.core.job import JobState
 from holdfast.opening import open_store
 from holdfast.queue.claims import POLL_S, Claimer
 from holdfast.queue.waiting import FALLBACK_S
-from holdfast.worker import Worker
+from holdfast.worker import Worker, health, heartbeat
 from tests.chaos.workers import AT_ONCE
 from tests.eventually import eventually
 from tests.stores.load import claim_one, complete, key, kinds, new, running, wish
@@ -37,7 +37,7 @@ async def work(n: int) -> int:
 
 @contextlib.asynccontextmanager
 async def working(url):
-    """A worker at the other end of the line, idle and listening; it tells of its troubles.
+    """A worker at the other end of the proxy, idle and listening; it reports errors of the store.
 
     Its leases are short: a claim that is under way when the line freezes is lost and costs one.
     """
@@ -52,7 +52,7 @@ async def working(url):
 @pytest.fixture
 def at_rest(proxy, backend):
     async def at_rest(what):
-        """Wait until the store behind the proxy listens, and nothing more comes from there."""
+        """Wait until the store behind the proxy listens and receives nothing more."""
         await eventually(lambda: backend.listens(what))
         counts, since = None, time.monotonic()
         while time.monotonic() < since + 0.2:
@@ -126,7 +126,7 @@ async def test_a_busy_worker_continues_after_a_freeze(proxy, far_url, queue, sto
 
 
 async def test_a_waiter_gets_a_result_over_another_connection(proxy, far_url, store, at_rest):
-    """`queue.result` waits at a dead line; the job ends by other hands."""
+    """`queue.result` waits on a dead connection; another handle ends the job."""
     await store.enqueue([new("x", queue="default")])
     async with Queue(far_url, tenant="acme") as far_queue:
         waiting = asyncio.create_task(far_queue.result("x", timeout=20))
@@ -166,7 +166,7 @@ async def test_a_waiting_claim_gets_a_job_over_another_connection(proxy, far, st
 
 
 async def test_a_disconnected_listener_is_notified_and_connected_again(proxy, far, store, at_rest):
-    """Hints that were lost with the line are made up for: when it is back, everybody looks."""
+    """Hints lost with the connection are replaced: when it is back, every listener is notified."""
     claimer = Claimer(far)
     claimer.start()
     try:
@@ -215,7 +215,7 @@ async def test_many_dead_connections_fail_one_call_and_not_one_each(proxy, far, 
 
 
 async def test_a_late_message_after_a_freeze_makes_no_second_job(proxy, far, store):
-    """The request was on its way when the line froze, the caller gave up and came again; now both arrive."""
+    """The request was in flight when the connection froze, and the caller sent it again; now both arrive."""
     await far.enqueue([new("before")])
     proxy.freeze()
     item = new("x")
@@ -241,6 +241,20 @@ async def test_workers_survive_a_frozen_server(backend, judge):
             tickets.append(await enqueued)
             assert await asyncio.gather(*(ticket.wait(timeout=30) for ticket in tickets)) == list(range(501))
             await judge(queue.store)
+
+
+async def test_a_worker_on_a_dead_connection_does_not_live_until_it_thaws(proxy, far_url, monkeypatch):
+    """New connections are dead too, so that nothing can be reached. `STORE_S` is 25 s otherwise."""
+    monkeypatch.setattr(health, "STORE_S", 3.0)
+    monkeypatch.setattr(heartbeat, "BEAT_EVERY_S", 0.5)
+    async with Queue(far_url, tenant="acme") as queue:
+        worker = Worker(queue, jobs=[work])
+        async with running(worker):
+            await eventually(lambda: worker.health.why_not_ready() == "")
+            proxy.freeze()
+            await eventually(lambda: worker.health.why_not_live().startswith("the store has not answered"))
+            proxy.thaw()
+            await eventually(lambda: worker.health.why_not_ready() == "")
 
 
 async def test_opening_on_a_dead_connection_fails_in_time(proxy, far_url):

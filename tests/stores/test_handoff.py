@@ -268,7 +268,7 @@ async def test_a_worker_that_ended_gets_no_jobs_while_its_store_is_open(queue, o
 
 
 async def test_closing_an_inbox_does_not_wait_for_jobs_that_arrived(store, url, offers, monkeypatch):
-    """Jobs that were on their way when it began to leave are waited for once."""
+    """It waits once for jobs that were in flight when it began to close."""
     for module in (redis_offers, postgres_offers):
         monkeypatch.setattr(module, "IN_FLIGHT_S", 10 * SOON_S)
 
@@ -289,7 +289,7 @@ async def test_closing_an_inbox_does_not_wait_for_jobs_that_arrived(store, url, 
 
 
 async def test_an_inbox_that_could_not_close_properly_gets_no_more_jobs(proxy, far, store, offers, heard):
-    """Whoever is in a hurry does not wait for the answer."""
+    """A worker that stops at once does not wait for the answer."""
     async with place(far, offers) as (post, came):
         assert await heard() == 1
         proxy.freeze()

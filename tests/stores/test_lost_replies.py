@@ -325,7 +325,7 @@ async def test_pruning_continues_after_a_lost_reply(cuts, far, store):
 
 
 async def test_a_lost_claim_costs_a_lease_but_never_a_job(proxy, far, store, judge, line):
-    """Cut at each round trip: either nothing was leased, or all is, and comes back after the lease."""
+    """Cut at each round trip: either no job was leased, or all are, and are claimable again after the lease."""
     lost = 0
     for n in range(1, MOST):
         queue, ids = f"q{n}", [f"{m}" for m in range(10)]
@@ -375,7 +375,7 @@ async def test_a_queue_repeats_an_enqueue_with_a_lost_reply(proxy, far_url, stor
 
 
 async def test_random_cuts_under_load_lose_and_duplicate_no_job(zygote, proxy, far_url, store, judge, line, log):
-    """Producers and workers in processes of their own, who lose one reply after the other."""
+    """Producers and workers in processes of their own, which lose one reply after the other."""
     chance = seeded()
     url = far_url.removesuffix("&connect_timeout_s=1")
     producers = [await zygote.start(url, role="produce", log=log, name=f"p{n}") for n in range(2)]

@@ -55,7 +55,7 @@ async def test_bad_ids_keys_and_queues_are_refused_and_not_stored(url, store):
 
 
 async def test_every_id_is_kept_unchanged_through_a_whole_life(url, store):
-    """Enqueued, listed, claimed, completed with a result, told in the log, found by its id."""
+    """Enqueued, listed, claimed, completed with a result, found in the log and by its id."""
     async with Queue(url, tenant="acme") as queue:
         tickets = await queue.enqueue_many([queue_message(id_) for id_ in IDS])
         assert [(ticket.id, ticket.status) for ticket in tickets] == [(id_, "queued") for id_ in IDS]

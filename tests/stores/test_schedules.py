@@ -234,7 +234,7 @@ async def test_a_schedule_put_while_it_is_restarted_is_kept(url):
 
 
 async def test_maintenance_notices_that_the_clock_was_set_back(url, monkeypatch):
-    """It looks at sleeping schedules when it begins, and then when the clock goes back."""
+    """It checks waiting schedules when it begins, and whenever the clock is set back."""
     monkeypatch.setattr("holdfast.maintenance.reaper.MAX_WAIT_S", 0.05)
     seen, observe = [], StoreClock.observe
     monkeypatch.setattr(StoreClock, "observe", lambda clock, now: (observe(clock, now), seen.append(now)))

@@ -36,7 +36,7 @@ def test_every_error_is_a_holdfast_error(name):
 
 
 def test_nothing_but_public_names_is_exported():
-    """What `dir` and completion show is what the package stands by; modules are imported by their own names."""
+    """`dir` and completion show only public names; modules are imported by their own names."""
     everything = [value for name, value in vars(holdfast).items() if not name.startswith("_")]
     strangers = [value for value in everything if not isinstance(value, ModuleType)]
     assert {id(value) for value in strangers} <= {id(getattr(holdfast, name)) for name in holdfast.__all__}

@@ -152,7 +152,7 @@ class _Run:
                 self._advance(query)
                 if self._stopped():
                     self._lake.stop_mark.touch()
-                    # A batch that is under way ends, or sees the mark.
+                    # A batch in progress ends, or sees the mark.
                     if self._plan.follow and not query.status["isTriggerActive"]:
                         break
         except Exception as error:

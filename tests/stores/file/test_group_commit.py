@@ -53,7 +53,7 @@ class Gate:
         assert await asyncio.to_thread(self._reached.wait, 60)
 
     async def hold(self, store):
-        """Have the writer stand in a commit of its own."""
+        """Stop the writer inside a commit of its own."""
         self.shut()
         standing = asyncio.ensure_future(store.set_tenant("gate", TenantSettings(weight=2.0)))
         await self.reached()

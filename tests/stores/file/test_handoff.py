@@ -278,7 +278,7 @@ async def test_an_expired_lease_is_claimed_before_a_new_job(directory):
 
 
 def test_a_worker_with_a_closed_event_loop_gets_no_jobs(directory):
-    """By others, who only see that its FIFO has a reader: so it goes with the next thing this process does."""
+    """By other processes, which only see that its FIFO has a reader: its next action withdraws it."""
     store = None
 
     async def wait_and_go():

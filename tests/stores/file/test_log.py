@@ -22,7 +22,7 @@ def _log(directory):
 
 
 def _frames(directory):
-    """How many frames of the log are in use: those with the salt of its head, one behind another."""
+    """The number of frames of the log in use: consecutive ones with the salt of its head."""
     data = _log(directory).read_bytes()
     salt, size = data[16:24], 24 + struct.unpack_from(">I", data, 8)[0]
     count = 0
@@ -38,7 +38,7 @@ async def _fill(store, singles=SINGLES):
 
 @pytest.fixture
 async def killed(directory, tmp_path):
-    """What a process leaves behind that dies after some single commits."""
+    """The files of a process that dies after some single commits."""
     copy = tmp_path / "copy"
     async with opened(directory) as store:
         await _fill(store)

@@ -21,7 +21,7 @@ JOBS = 200
 
 @pytest.fixture(scope="module")
 def worked(tmp_path_factory):
-    """Four processes have enqueued and done jobs in one directory, all at once: the directory, and who ran what."""
+    """Four processes have enqueued and run jobs in one directory concurrently. Returns the directory and the runs."""
     directory = tmp_path_factory.mktemp("shared") / "store"
     children = {
         name: Child("work", directory=directory, name=name, jobs=JOBS, total=JOBS * len(WORKERS)) for name in WORKERS

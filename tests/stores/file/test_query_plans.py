@@ -287,7 +287,7 @@ async def test_a_claim_does_the_same_work_whatever_has_ended(store):
 
 
 async def test_standing_does_the_same_work_whatever_is_waiting_delayed_or_leased(store):
-    """Nor does it grow with the tenants behind those that it counts, or with a thousand jobs of one moment."""
+    """Nor does it grow with the tenants after those that it counts, or with a thousand jobs of one instant."""
 
     def steps_of(id, tenant="acme"):
         def read(t):

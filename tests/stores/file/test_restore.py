@@ -32,7 +32,7 @@ async def test_a_process_that_has_the_store_open_puts_no_jobs_into_another_tenan
 
 
 async def test_a_lease_from_before_a_restore_completes_no_job_of_another_tenant(directory, tmp_path):
-    """The number of the job, its place and its token may all be those of another one by now."""
+    """Another job may now have the number, the place and the token of this one."""
     async with opened(directory) as ours, opened(directory) as hers:
         copy(directory / "holdfast.db", tmp_path / "backup.db")
         for count in (1, 2):  # One alone and several go different ways.
@@ -144,7 +144,7 @@ async def test_trimming_up_to_the_number_that_a_reader_has_seen_hides_no_gap(dir
 
 @pytest.mark.parametrize("version", [1, 99])
 async def test_a_process_that_has_the_store_open_does_not_read_a_backup_of_another_schema(directory, tmp_path, version):
-    """Nor written to; when the right one is restored, the process goes on."""
+    """Nor is it written to. After the right one is restored, the process continues."""
     async with opened(directory) as store:
         await store.enqueue([new("mine")])
         for name in ("right", "wrong"):

@@ -41,7 +41,7 @@ async def test_a_reader_keeps_its_tenants_events_up_to_the_hard_level(url, monke
 
 
 async def test_a_trim_scans_a_bounded_part_and_the_next_continues(fast, monkeypatch):
-    """What other tenants keep is not looked at again by every call."""
+    """Kept events of other tenants are not scanned again by every call."""
     monkeypatch.setattr(trimming, "TRIM", 100)
     monkeypatch.setattr(trimming, "BATCH", 3)
     store = await open_store(f"file:{fast}/bounded?keep_events=60")

@@ -55,7 +55,7 @@ def _tables(plan, found):
 
 
 async def costs(plans, store, tenant, count=11):
-    """The buffers that so many claims touch, each."""
+    """The buffers that each of these claims touches."""
     found = []
     for _ in range(count):
         jobs, buffers, _ = await plans.of_claim(store, tenant)

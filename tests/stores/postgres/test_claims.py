@@ -39,7 +39,7 @@ def later(id_, tenant="acme"):
 
 @asynccontextmanager
 async def locked(url):
-    """All jobs, locked by somebody's transaction that changes nothing."""
+    """All jobs, locked by a transaction that changes nothing."""
     connection = await asyncpg.connect(url)
     try:
         async with connection.transaction():
@@ -99,7 +99,7 @@ async def test_a_tenant_notified_during_a_claims_search_is_found_by_the_next(pos
 
 
 async def test_a_visible_job_is_found_when_only_a_later_one_is_cached(postgres, database, always_looks):
-    """Nobody told of it: this process does not listen."""
+    """Without a notification: this process does not listen."""
     url = postgres.url(database)
     async with apart(url) as other, opened(url) as store:
         await other.enqueue([later("later")])
@@ -136,13 +136,13 @@ def looks_often(monkeypatch):
 
 
 async def tick(store):
-    """Let the store's clock go on."""
+    """Advance the store's clock."""
     then = await store.now()
     await eventually(store.now, lambda now: now > then)
 
 
 async def wait_for_one(store, tenant):
-    """Claim when the claim before said so, as a worker does that hears nothing."""
+    """Claim when the claim before said so, as a worker without notifications does."""
     async with asyncio.timeout(10):
         while True:
             answer = await store.claim(wish(5, tenant))
@@ -223,7 +223,7 @@ async def test_a_locked_expired_lease_is_not_claimed_in_a_loop(postgres, databas
 
 
 async def test_hundreds_of_tenants_with_later_jobs_delay_no_turn(postgres, database, never_looks):
-    """They come first by their names, and were told of; all beside a backlog, so that no claim comes back short."""
+    """They are first by name, and were notified of; each has a backlog, so that no claim is short."""
     url = postgres.url(database)
     async with apart(url) as other, opened(url) as store:
         tenants = [f"later-{n:03}" for n in range(500)]
@@ -240,7 +240,7 @@ async def test_hundreds_of_tenants_with_later_jobs_delay_no_turn(postgres, datab
 
 
 async def test_a_claim_reads_only_the_new_tenants_of_its_queues(postgres, database, never_looks):
-    """All have work, as far as is known: those that are not looked at enter, too, and have their turns in order."""
+    """All are thought to have work: those that are not read enter, too, and have their turns in order."""
     async with opened(postgres.url(database)) as store:
         tenants = [f"t-{n:03}" for n in range(150)]
         await store.enqueue([new(id_, tenant) for id_ in ("a", "b") for tenant in tenants])

@@ -19,7 +19,7 @@ from tests.stores.postgres.transactions import WAYS, Rolled, of_asyncpg
 
 @asynccontextmanager
 async def at_work(url, handler, **options):
-    """A queue whose worker runs this handler, and what the worker was told became of jobs."""
+    """A queue whose worker runs this handler, and the worker's callbacks about its jobs."""
     definition = job(queue="mail", max_attempts=1)(handler)
     told = []
     async with Queue(url, tenant="acme") as queue:
@@ -51,7 +51,7 @@ async def test_a_job_is_completed_with_its_handlers_transaction(postgres, databa
 
 
 async def test_errors_of_the_handler_after_the_commit_change_nothing(postgres, database):
-    """It may fail, and it may go on for longer than its lease."""
+    """It may fail, or run for longer than its lease."""
     url = postgres.url(database)
     going = asyncio.Event()
 
@@ -159,7 +159,7 @@ async def test_a_lease_that_is_lost_cannot_complete(postgres, database):
 
 
 async def test_an_open_transaction_does_not_block_other_renewals(postgres, database):
-    """One handler sits in its transaction for longer than the lease; the other's job goes on, and stays its own."""
+    """One handler is in its transaction for longer than the lease; the other's lease is still renewed."""
     url = postgres.url(database)
     stalled = []
 

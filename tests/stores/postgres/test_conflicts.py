@@ -138,7 +138,7 @@ async def pair(url):
 
 @pytest.fixture
 async def admin(postgres, database):
-    """A connection of somebody's."""
+    """A connection of another program."""
     connection = await asyncpg.connect(postgres.url(database))
     yield connection
     await connection.close()

@@ -30,7 +30,7 @@ async def connected(postgres, database):
 
 
 async def blocks_read(connection, lanes, scan=usage.SCAN_LIMIT):
-    """Blocks that a count of these lanes looks at, in all the statements of its function."""
+    """The blocks that a count of these lanes reads, in all the statements of its function."""
     statement = f"SELECT * FROM holdfast.count_jobs(ARRAY{lanes}, {scan}, {usage.EXPIRED_LIMIT})"
     await connection.fetch(statement)  # Planning reads the catalog, after a vacuum once more.
     (row,) = await connection.fetch(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}")

@@ -158,7 +158,7 @@ async def test_a_log_that_is_never_trimmed_is_noticed(postgres, database, monkey
 
 
 async def test_a_log_without_a_free_partition_is_noticed(postgres, database, monkeypatch):
-    """A reader stands still, and events come in; when it is gone, all is well again."""
+    """A reader does not advance while events are added. When it is removed, the finding is ok again."""
     for module in (upkeep, doctor):
         monkeypatch.setattr(module, "PARTITION_BYTES", 20_000)  # One row is larger, with its indexes.
     async with opened(postgres.url(database, keep_events=0)) as store:

@@ -11,7 +11,7 @@ from tests.stores.postgres.test_hints import InboxChannel
 
 
 async def told_of(postgres, database, item, result, change=None):
-    """How another handle hears of the end of a job, and what it finds when it looks."""
+    """How another handle is notified of the end of a job, and what it reads."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         ear = InboxChannel()
         stop = other.listen(ear, {Hint.DONE})

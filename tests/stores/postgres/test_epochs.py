@@ -138,7 +138,7 @@ async def test_an_event_in_an_open_purge_begins_no_epoch(postgres, database):
 
 
 async def test_a_new_epoch_waits_for_writers_of_the_old_one(postgres, database):
-    """Else a reader would go on to the new one, and what is committed late would be behind it."""
+    """Otherwise a reader would continue in the new one, and miss events committed late in the old one."""
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("a")])
         connection = await asyncpg.connect(postgres.url(database))

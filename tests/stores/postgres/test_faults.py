@@ -15,7 +15,7 @@ from tests.stores.postgres.support import claim, complete, fill, new, opened
 
 
 async def test_a_blocked_id_blocks_only_itself(postgres, database):
-    """Of a batch with an id that somebody's open transaction holds, all others are in."""
+    """All items of a batch are stored but the one whose id an open transaction has."""
     async with opened(postgres.url(database)) as store:
         connection = await asyncpg.connect(postgres.url(database))
         async with connection.transaction():
@@ -89,7 +89,7 @@ async def test_no_acknowledged_job_is_lost_when_the_server_dies(durable):
 
 
 async def test_a_full_pool_is_reported_and_renewals_continue(postgres, database):
-    """Two connections and a hundred callers who are all blocked: StoreBusy for them, and extend is answered."""
+    """Two connections and a hundred blocked callers: they get StoreBusy, and extend still works."""
     async with opened(postgres.url(database, connections=2, wait_s=2)) as store:
         await fill(store, 2)
         job, other = await claim(store, 2)

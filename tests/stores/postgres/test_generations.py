@@ -47,7 +47,7 @@ def postgres_alone():
 
 
 async def patiently(act, patience_s=30):
-    """What a client does that is told to try again."""
+    """A client that must try again does so."""
     async with asyncio.timeout(patience_s):
         while True:
             try:
@@ -187,7 +187,7 @@ async def test_no_old_data_is_used_after_the_files_of_a_stopped_server_are_resto
 
 
 async def test_a_second_store_in_the_process_does_not_clear_the_cache_of_the_first(postgres, database, caplog):
-    """What they share is about the same data. Turns between tenants would begin anew with each Queue that is opened."""
+    """They share a cache for the same data. Without it, turns between tenants would restart with each opened Queue."""
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
         known = dict(store._cache.by_number)
@@ -248,7 +248,7 @@ async def test_a_callers_transaction_must_begin_again(postgres, database):
 
 
 async def test_a_new_generation_takes_as_long_however_many_jobs_there_are(postgres, database):
-    """No job is written anew."""
+    """No job is rewritten."""
     async with opened(postgres.url(database)) as store:
         await fill(store, 3000)
         rows = "SELECT count(DISTINCT xmin::text), min(ctid)::text, max(ctid)::text FROM holdfast.jobs"

@@ -35,7 +35,7 @@ async def queue(url):
 
 @pytest.fixture
 async def admin(postgres, database):
-    """A connection of somebody's."""
+    """A connection of another program."""
     connection = await asyncpg.connect(postgres.url(database))
     yield connection
     await connection.close()
@@ -55,7 +55,7 @@ async def state_of(store, id_, queue="mail"):
 
 @contextlib.contextmanager
 def slow_to_listen(monkeypatch):
-    """Whoever opens a channel of his own is held up until `go_on` is set; `begun` says that he is."""
+    """Opening a channel waits until `go_on` is set; `begun` is set when it waits."""
     listen = asyncpg.Connection.add_listener
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -75,7 +75,7 @@ def slow_to_listen(monkeypatch):
 
 @pytest.mark.parametrize("limit", [2, 5])
 async def test_a_claim_keeps_its_jobs_when_its_registration_fails(store, offers, admin, limit):
-    """The offer cannot be made, or not taken away: the jobs are ours by then."""
+    """The registration can be neither made nor withdrawn: the jobs are leased by then."""
     async with place(store, offers) as (post, _):
         await store.enqueue([new("a"), new("b")])
         await edit(admin, "register_waiter", "BEGIN", f"BEGIN {BROKEN};")
@@ -91,7 +91,7 @@ async def test_a_claim_keeps_its_jobs_when_its_registration_fails(store, offers,
 
 
 async def test_a_claim_answers_before_its_leases_expire(store, offers, admin):
-    """An offer that hangs must not use up the leases of the jobs that came with the claim."""
+    """A registration that hangs must not use up the leases of the jobs of the claim."""
     async with place(store, offers) as (post, _):
         await store.enqueue([new("a"), new("b")])
         await edit(admin, "register_waiter", "BEGIN", "BEGIN PERFORM pg_sleep(60);")
@@ -101,7 +101,7 @@ async def test_a_claim_answers_before_its_leases_expire(store, offers, admin):
 
 
 async def test_a_job_whose_message_is_late_counts_as_in_flight(store, url, offers, admin, monkeypatch):
-    """It is leased and will come: nobody counts on its place, however often he claims meanwhile."""
+    """It is leased and in flight: its slot stays reserved, however often the worker claims meanwhile."""
     monkeypatch.setattr(core_waiters, "IN_FLIGHT_S", 10 * SOON_S)
     await edit(admin, "commit_and_notify", "COMMIT;", "COMMIT; PERFORM pg_advisory_xact_lock_shared(42);")
     async with place(store, offers, limit=2) as (post, came), opened(url) as other:
@@ -148,7 +148,7 @@ async def test_a_claim_of_a_closed_inbox_leaves_no_registration(store, offers, a
 
 
 async def test_a_late_registration_replaces_no_newer_one(store, offers, admin):
-    """It was on its way when the worker lost patience."""
+    """It was in flight when the worker stopped waiting for it."""
     async with place(store, offers):
         (post, channel, number) = await admin.fetchrow("SELECT inbox, channel, number FROM holdfast.waiters")
         call = "holdfast.register_waiter($1, $2, $3, '{1}', '{1}', 9, 60000, 20000, 'w', ARRAY[value])"
@@ -210,7 +210,7 @@ async def test_a_connection_may_end_while_an_inbox_closes(store, offers, monkeyp
 async def test_a_worker_that_starts_or_stops_on_a_dead_connection_does_not_affect_the_hints_of_others(
     proxy, far, store, offers, asked, who
 ):
-    """Its request is never answered; the line is found dead all the same."""
+    """Its request is never answered; the dead connection is still noticed."""
     other = far.open_inbox(lambda *_: None)
     async with place(far, offers) as (post, came):
         await eventually(lambda: other._channel.number != 0)
@@ -257,7 +257,7 @@ async def test_a_job_too_large_for_a_message_is_announced_by_a_hint(store, offer
 
 
 async def test_a_joined_enqueue_is_not_handed_off(store, offers, admin):
-    """And it is in nobody's way: it locks no offer."""
+    """And it blocks no other call: it locks no registration."""
     async with place(store, offers) as (post, came):
         async with admin.transaction():
             await store.enqueue([new("joined")], connection=admin)
@@ -293,7 +293,7 @@ async def test_similar_schema_names_are_kept_apart(postgres, empty_database):
 
 
 async def test_a_message_of_another_generation_is_ignored(store, url, offers, admin):
-    """The numbers in it may mean another tenant's queue by now. [TENANT-3]"""
+    """The numbers in it may now mean another tenant's queue. [TENANT-3]"""
     async with place(store, offers) as (_, came):
         known = store._cache.data_id
         store._cache.set_data(f"{known.split()[0]} another-generation")
@@ -317,7 +317,7 @@ async def long_transaction(connection):
 
 
 async def test_no_registration_is_made_for_a_while_after_a_slow_claim(store, url, offers, admin):
-    """Hundreds of pages of the dead stand before what an enqueue has to look at; it says so, and goes on."""
+    """Hundreds of pages of dead rows are before the rows that an enqueue reads: it reports that, and continues."""
     await store.enqueue([new(f"dead-{n}", b"x" * 1800) for n in range(2000)])
     async with long_transaction(admin), opened(url) as other:
         while jobs := (await store.claim(wish(1000))).jobs:

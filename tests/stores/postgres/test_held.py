@@ -61,7 +61,7 @@ def renewals(jobs, lease_ms=120_000):
 
 @asynccontextmanager
 async def held(url, id_):
-    """The row of a job, locked by somebody."""
+    """The row of a job, locked by another transaction."""
     connection = await asyncpg.connect(url)
     try:
         async with connection.transaction():
@@ -90,7 +90,7 @@ async def test_a_duplicate_of_a_running_job_does_not_lock_it(postgres, database,
 
 @pytest.mark.parametrize("way", DRIVERS)
 async def test_a_duplicate_of_a_waiting_job_does_not_lock_it(postgres, database, way):
-    """It is claimed, failed, canceled, and enqueued by others, as if nobody had asked."""
+    """Other calls claim, fail, cancel and enqueue it as if it were not locked."""
     url = postgres.url(database)
     async with opened(url) as store:
         await store.enqueue([new("a"), new("b")])
@@ -122,7 +122,7 @@ async def test_a_duplicate_by_key_or_of_a_completed_job_does_not_lock_it(postgre
 
 
 async def test_a_batch_is_answered_in_order_whatever_jobs_exist(postgres, database):
-    """What comes after a job that is taken in is a duplicate of that one, and not of what it replaced."""
+    """An enqueue after one that is accepted is a duplicate of that one, and not of the job that it replaced."""
     key = IdempotencyKey("k")
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("a"), new("b")])
@@ -321,7 +321,7 @@ async def test_the_other_outcomes_of_a_batch_do_not_wait_for_a_blocked_completio
 
 
 async def test_a_worker_keeps_the_leases_of_the_others(postgres, database):
-    """Somebody holds one of its jobs for longer than a lease."""
+    """Another transaction locks one of its jobs for longer than a lease."""
     url = postgres.url(database)
     stalled, started, go_on = [], [], asyncio.Event()
 

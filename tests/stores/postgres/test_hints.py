@@ -69,7 +69,7 @@ async def test_a_handle_is_notified_when_its_schema_was_replaced(postgres, datab
 
 
 async def test_a_listener_for_further_hints_gets_them_too(postgres, database):
-    """Each kind of hint has a channel of its own, so that nobody is woken for what he does not wait for."""
+    """Each kind of hint has its own channel, so that no process is woken by hints it does not listen for."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         ended, ready = InboxChannel(), InboxChannel()
         stops = [other.listen(ended, {Hint.DONE})]
@@ -110,7 +110,7 @@ def test_many_ended_jobs_are_one_notification_of_bounded_length():
 
 
 async def test_the_growth_of_the_log_is_part_of_the_next_hint(postgres, database):
-    """A claim is told to readers of the log alone, who are in no hurry: so a quick job costs one notification."""
+    """Only readers of the log are notified of a claim, and later: so a quick job costs one notification."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         ear = InboxChannel()
         stop = other.listen(ear, {Hint.DONE})

@@ -19,7 +19,7 @@ from tests.stores.postgres.support import claim, complete, fill, new, opened
 
 
 async def test_jobs_are_exactly_those_of_the_commits(postgres, database):
-    """1,000 transactions that end one way or the other, with a row of the caller's own beside each job."""
+    """1,000 transactions that commit or roll back, with a row of the caller's own for each job."""
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     async with opened(postgres.url(database)) as store:
@@ -42,7 +42,7 @@ async def test_jobs_are_exactly_those_of_the_commits(postgres, database):
 
 
 async def test_an_open_transaction_delays_no_other_job(postgres, database):
-    """Neither in its own lane nor with the first job of it; only who wants the very same id waits."""
+    """Neither in its own lane nor with the first job of it; only an enqueue of the same id waits."""
     async with opened(postgres.url(database)) as store:
         connection = await asyncpg.connect(postgres.url(database))
         async with connection.transaction():
@@ -111,7 +111,7 @@ async def test_a_sqlalchemy_transaction_can_be_joined_with_either_driver(postgre
 
 
 async def test_an_unsupported_driver_is_named_even_behind_sqlalchemy(postgres, database):
-    """By `postgresql://` SQLAlchemy takes psycopg2, which its users may never have heard of."""
+    """For `postgresql://` SQLAlchemy uses psycopg2, which may not be installed."""
     psycopg2 = type("connection", (), {"__module__": "psycopg2.extensions"})
     engine = create_engine("sqlite://", connect_args={"check_same_thread": False}, poolclass=StaticPool)
     async with opened(postgres.url(database)) as store:

@@ -113,7 +113,7 @@ async def test_an_advisory_lock_of_the_caller_does_not_block_the_store(postgres,
 
 @pytest.mark.parametrize("what", ["enqueue", "complete"])
 async def test_the_time_of_an_event_is_after_the_wait_for_its_job(postgres, database, url, what):
-    """Whoever waited for somebody comes after them, by the clock too."""
+    """Transactions that waited for another are after it, by the clock too."""
     async with opened(url) as store:
         await fill(store, 1)
         jobs = await claim(store, 1)

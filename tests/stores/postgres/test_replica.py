@@ -122,7 +122,7 @@ async def test_a_replica_alone_is_refused_with_the_reason(pair):
 
 
 async def test_an_address_that_leads_to_a_replica_briefly_is_tried_again(pair):
-    """Whatever a handle did meanwhile, it goes on when the address leads to the primary again."""
+    """Whatever a handle did meanwhile, it continues when the address leads to the primary again."""
     primary, replica = pair
     await in_step(primary)
     async with Proxy(HOST, primary.port) as proxy, opened(f"postgresql://{ROLE}@{HOST}:{proxy.port}/postgres") as store:
@@ -151,7 +151,7 @@ async def test_an_address_that_leads_to_a_replica_briefly_is_tried_again(pair):
 
 
 async def test_a_connection_to_a_replica_is_closed(pair):
-    """As behind a pooler: it was made when that led to the primary."""
+    """As with a pooler: the connection was made when the address led to the primary."""
     primary, replica = pair
     await in_step(primary)
     async with opened(primary.url()) as store:

@@ -31,14 +31,14 @@ TENANTS = ("acme", "globex", "initech")
 
 @pytest.fixture
 def small(monkeypatch):
-    """Every prune goes on to the next partition, and reads and trims in small bits."""
+    """Every prune continues with the next partition, and reads and trims in small steps."""
     monkeypatch.setattr(upkeep, "PARTITION_BYTES", 1)
     monkeypatch.setattr(upkeep, "COUNT_ROWS", 3)
     monkeypatch.setattr(log_reads, "MAX_ROWS", 2)
 
 
 async def write(store, rng, count, start):
-    """Calls of one tenant or of several, so many events."""
+    """This many events, in calls of one tenant or of several."""
     done = 0
     while done < count:
         size = min(count - done, rng.choice((1, 1, 2, 5)))
@@ -64,7 +64,7 @@ async def every_page(store, tenant=None, after=None):
 
 @pytest.mark.usefixtures("small")
 async def test_several_pruners_trim_the_log_to_its_level_and_no_further(postgres, database):
-    """[EVENT-2] What is kept of each tenant are its last events, as many as the level says, whoever trims."""
+    """[EVENT-2] The kept events of each tenant are its last ones, up to the level, whichever process trims."""
     rng, keep = random.Random(5), 24
     url = postgres.url(database, keep_events=keep)
     async with opened(url) as store, opened(url) as other, opened(url) as third:
@@ -91,7 +91,7 @@ async def test_several_pruners_trim_the_log_to_its_level_and_no_further(postgres
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("step", range(1, 8))
 async def test_the_next_pruner_finishes_the_work_of_a_dead_one(postgres, database, step):
-    """[EVENT-2] Another one goes on from there: nothing is counted, kept or cut twice."""
+    """[EVENT-2] Another pruner continues: nothing is counted, kept or trimmed twice."""
     url = postgres.url(database, keep_events=8)
     async with opened(url) as store, opened(url) as dying:
         await write(store, random.Random(step), 40, 0)
@@ -142,7 +142,7 @@ async def test_a_reader_misses_nothing_while_its_events_are_moved(postgres, data
 
 @pytest.mark.usefixtures("small")
 async def test_what_is_kept_of_an_earlier_epoch_is_read_before_the_next(postgres, database):
-    """[EVENT-2] It keeps its place; an offset behind the end of its epoch is of events that are lost."""
+    """[EVENT-2] It keeps its position; an offset after the end of its epoch is of lost events."""
     url = postgres.url(database, keep_events=10)
     async with opened(url) as store:
         start = await store.last_offset()
@@ -187,7 +187,7 @@ async def test_trimming_does_not_read_kept_events_again(postgres, database, monk
 
 
 async def looks(store, table):
-    """How many rows of a table each look at it finds from now on."""
+    """The number of rows that each read of a table finds from now on."""
     connect, seen = store._client.connect, []
 
     def found(plan):
@@ -237,7 +237,7 @@ async def live(store, rng, n):
 
 
 async def test_the_counts_equal_a_full_count(postgres, database):
-    """[TENANT-5] Beside an open transaction of a caller's, whose row holds up what is counted; and after it."""
+    """[TENANT-5] During a caller's open transaction, whose row delays the count, and after it."""
     rng = random.Random(3)
     async with opened(postgres.url(database, keep_events=50)) as store, opened(postgres.url(database)) as other:
         connection = await asyncpg.connect(postgres.url(database))

@@ -229,7 +229,7 @@ async def test_an_enqueue_that_waits_for_an_id_of_another_transaction_says_so(po
 
 
 async def test_waiting_inside_the_transaction_is_refused(postgres, database):
-    """Nobody can run what is not committed."""
+    """No worker can run an uncommitted job."""
     url = postgres.url(database)
     async with Queue(url, tenant="acme") as queue, of_asyncpg(url) as connection:
         with pytest.raises(InvalidOption, match="after the commit"):

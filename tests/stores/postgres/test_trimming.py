@@ -17,14 +17,14 @@ from tests.stores.postgres.support import fill, new, opened
 
 @pytest.fixture
 def small(monkeypatch):
-    """Every prune goes on to the next partition, and reads and trims in small bits."""
+    """Every prune continues with the next partition, and reads and trims in small steps."""
     monkeypatch.setattr(upkeep, "PARTITION_BYTES", 1)
     monkeypatch.setattr(upkeep, "COUNT_ROWS", 3)
     monkeypatch.setattr(log_reads, "MAX_ROWS", 2)
 
 
 async def one_by_one(store, count, start=0):
-    """So many calls of one event each."""
+    """This many calls of one event each."""
     for n in range(start, start + count):
         await store.enqueue([new(f"job-{n:07}")])
 
@@ -117,7 +117,7 @@ async def test_the_log_uses_room_for_the_kept_events_and_one_partition(postgres,
 
 @pytest.mark.usefixtures("small")
 async def test_a_late_reader_keeps_only_its_own_events(postgres, database):
-    """The log grows while it waits, in whatever partition; when it moves on, all of it goes."""
+    """The log grows while the reader waits, in several partitions; when it advances, all of it is trimmed."""
     async with opened(postgres.url(database, keep_events=0)) as store:
         await one_by_one(store, 1)
         await store.set_reader(Reader(None, "slow", (await store.events(None, None, 1)).next))
@@ -225,7 +225,7 @@ async def test_an_emptied_log_begins_a_new_epoch_in_another_cluster(postgres, da
 
 
 async def test_reading_and_trimming_use_the_index_whatever_the_statistics(postgres, database, monkeypatch):
-    """None of their statements looks at more of the log than it was asked for; there are no statistics here."""
+    """None of their statements reads more of the log than was asked for, even without statistics."""
     monkeypatch.setattr(upkeep, "COUNT_ROWS", 1000)
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
@@ -262,7 +262,7 @@ async def test_reading_and_trimming_use_the_index_whatever_the_statistics(postgr
 
 
 def scans(plan):
-    """How many rows each look at a partition of the log found."""
+    """The number of rows that each read of a partition of the log found."""
     if plan.get("Relation Name", "").startswith("events_"):
         yield plan["Actual Rows"]
     for child in plan.get("Plans", ()):

@@ -36,7 +36,7 @@ WRITES = ("end_jobs", "revive_jobs", "save_jobs", "save_expiry", "forget_jobs", 
 
 
 class Late:
-    """A call that is held up when it has its locks, and again before it writes."""
+    """A call that is stopped when it has its locks, and again before it writes."""
 
     def __init__(self, monkeypatch):
         self._task = None
@@ -140,7 +140,7 @@ async def test_a_late_replay_does_not_start_a_job_a_second_time(late, stores):
 
 
 async def test_a_write_that_changes_too_few_rows_is_rolled_back_and_repeated(monkeypatch, stores):
-    """The row goes in the same transaction, behind the back of its lock: whatever comes back is as it was."""
+    """The row is deleted in the same transaction, despite its lock; a rollback restores everything."""
     store, _ = stores
     rows, tries = client.AsyncpgSession.rows, []
     limit = 2

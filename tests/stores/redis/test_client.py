@@ -527,7 +527,7 @@ async def test_a_slot_that_moved_is_followed(cluster, prefix):
 
 
 async def test_commands_follow_a_moving_slot_and_scripts_do_not(cluster, prefix):
-    """A script uses keys that it does not name: at the new end it would take those still on their way for empty."""
+    """A script uses keys that it does not name: at the new node it would treat those not moved yet as empty."""
     async with connected(cluster.url()) as client:
         slot = key_slot(prefix.encode())
         source = cluster.owner(slot)

@@ -31,7 +31,7 @@ async def store(server, prefix):
 
 
 async def flood(store, tenant, count, batch=500):
-    """So many events of a tenant, in batches."""
+    """This many events of a tenant, in batches."""
     for done in range(0, count, batch):
         jobs = [new(f"{random.random()}", tenant=tenant) for _ in range(min(batch, count - done))]
         await store.enqueue(jobs)
@@ -79,7 +79,7 @@ async def test_a_flood_is_trimmed_in_steps_and_removes_no_event_of_others(store,
 
 
 async def test_surviving_entries_are_not_scanned_again(store, valkey, prefix):
-    """Each event that survives is moved once, however often others are cut behind it."""
+    """Each surviving event is moved once, however often others after it are trimmed."""
     await flood(store, "victim", 1100, 1)
     await flood(store, "flooder", 4000)
     await prune_all(store)
@@ -142,7 +142,7 @@ async def test_a_reader_of_all_tenants_gets_many_gaps_at_once(store, valkey):
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
 async def test_each_tenant_always_keeps_its_last_events(server, prefix, monkeypatch, seed, shards):
-    """Batches of several tenants, readers, cuts, also where survivors stand over: the books are right at every step."""
+    """Batches of several tenants, readers and cuts, also with waiting survivors: the counts are right at every step."""
     chance = random.Random(f"{seed}-{shards}")
     monkeypatch.setattr(trimming, "ALWAYS_RESCANNED", 0 if seed % 2 else 1000)
     monkeypatch.setattr(trimming, "MAX_STEPS", 2 if seed % 4 > 1 else 50)
@@ -192,7 +192,7 @@ def told(event):
 
 
 async def check_all(store, after, left):
-    """A reader of all gets what its tenants still have, and hears of the others by name."""
+    """A reader of all tenants gets their kept events, and the gaps of the others by name."""
     try:
         found, gaps = await events_of(store, None, after)
     except EventsTrimmed as gap:

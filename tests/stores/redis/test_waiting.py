@@ -28,7 +28,7 @@ async def queue(url):
 
 
 async def test_a_hint_carries_the_result(queue, monkeypatch):
-    """Who waits before the job is there does not have to ask for it."""
+    """A caller that waits before the job ends needs no read."""
     assert await queue.enqueue_and_wait(add.message(1, 2), timeout=10) == 3
     looks = []
     get = queue.store.get
@@ -43,7 +43,7 @@ async def test_a_hint_carries_the_result(queue, monkeypatch):
 
 
 async def test_hints_carry_many_results_and_those_of_large_jobs(queue):
-    """More than are told in full, and jobs whose payload stands apart from their record."""
+    """More jobs than a notification carries in full, and jobs whose payload is apart from their record."""
     calls = [queue.enqueue_and_wait(add.message(n, 1), timeout=20) for n in range(40)]
     assert await asyncio.gather(*calls) == [n + 1 for n in range(40)]
     assert await queue.enqueue_and_wait(measure.message("x" * 10_000), timeout=10) == 10_000

@@ -13,7 +13,7 @@ from tests.unit.cli.test_serve import ENV, ask, serving
 
 @pytest.fixture
 def trail(place, monkeypatch):
-    """What was written since the last call."""
+    """The lines written since the last call."""
     path = place / "audit.log"
     monkeypatch.setenv("HOLDFAST_AUDIT_LOG", str(path))
 
@@ -101,7 +101,7 @@ def test_the_service_prints_the_trail_without_an_access_log_too(processes, tmp_p
 
 
 def test_tokens_and_keys_are_in_the_trail(cli, place, monkeypatch):
-    """Who made a token for whom; never the token."""
+    """The maker and the tenant of a token; never the token."""
     path = place / "audit.log"
     monkeypatch.setenv("HOLDFAST_AUDIT_LOG", str(path))
     monkeypatch.setenv("HOLDFAST_JWT_HS256_KEY", "k" * 40)

@@ -19,7 +19,7 @@ def nobody(monkeypatch):
 
 
 def greeted(process):
-    """What it prints when it is ready: the address, and the lines to try."""
+    """The output when it is ready: the address, and the lines to try."""
     lines = [process.stdout.readline() for _ in range(4)]
     assert "Holdfast serves" in lines[0], (lines, process.poll())
     assert "/dashboard" in lines[1], lines
@@ -28,7 +28,7 @@ def greeted(process):
 
 
 def ended(process):
-    """Ctrl-C; whatever came on standard error."""
+    """Send Ctrl-C. Returns standard error."""
     answer = process.end(signal.SIGINT)
     assert answer.code == 0, answer.err
     # A sample job fails on purpose, and the log has its traceback. There is none of ours.

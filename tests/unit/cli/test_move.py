@@ -108,7 +108,7 @@ def test_a_move_that_cannot_be_finished_is_given_up(cli, filled, target):
 
 
 async def _begin(url, target):
-    """A move that ends while it copies."""
+    """A move that is interrupted while it copies."""
 
     async def walker(step_input, queues, tell):
         raise EOFError

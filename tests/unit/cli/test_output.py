@@ -14,7 +14,7 @@ from holdfast.core.errors import InvalidOption
 
 
 def test_all_commands_print_through_one_module():
-    """There text of others is escaped: a `print` elsewhere would be a way around."""
+    """That module escapes texts of others: a `print` elsewhere would bypass it."""
     folder = Path(cli.__file__).parent
     for path in folder.glob("*.py"):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]

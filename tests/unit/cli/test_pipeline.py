@@ -32,7 +32,7 @@ def test_without_pyspark_the_command_says_what_to_install(say, monkeypatch, tmp_
 
 @pytest.fixture
 def java(tmp_path, monkeypatch):
-    """Puts a Java of some version where one is looked for; None: takes it away."""
+    """Puts a Java of some version on the PATH; None removes it."""
 
     def put(version):
         home = tmp_path / "java"
@@ -104,7 +104,7 @@ def test_wrong_arguments_are_named(say, tmp_path):
 
 @pytest.fixture
 def port():
-    """Where somebody listens."""
+    """An address where a server listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 

@@ -43,7 +43,7 @@ def test_other_errors_have_other_fingerprints():
 
 
 def columns(count, first=1, offset=None):
-    """Claims of one call: all the same but for the job, the token and the offset."""
+    """Claims of one call: they differ in the job, the token and the offset."""
     ids, tokens = [f"job-{n}" for n in range(first, first + count)], list(range(first, first + count))
     offset = offset or Numbered("0.", first, ".7")
     return EventColumns(

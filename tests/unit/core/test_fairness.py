@@ -15,7 +15,7 @@ WEIGHTS = st.floats(WEIGHT_MIN, WEIGHT_MAX)
 
 
 def serve(lanes, limit, costs, stock=None):
-    """Who gets the turns; `stock` is how many jobs each has, no end by default."""
+    """The tenants in the order of their turns; `stock` is the number of jobs of each, unlimited by default."""
     served = []
 
     def take(tenant):

@@ -63,7 +63,7 @@ def test_a_bad_id_is_refused_with_the_reason(name, reason):
 
 
 def taken_apart(key):
-    """The names that a key was made of, by its own lengths."""
+    """The names in a key, split by its own lengths."""
     rest, parts = key.encode(), []
     while rest:
         size, _, rest = rest.partition(b":")

@@ -147,7 +147,7 @@ def test_wrong_arguments_are_refused_when_the_message_is_made(args, kwargs, text
 
 
 class Unreadable:
-    """Neither a struct nor a dataclass nor a model."""
+    """An object that is no struct, dataclass or model."""
 
 
 def test_a_value_for_a_parameter_that_no_payload_can_carry_is_refused():

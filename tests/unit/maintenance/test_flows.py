@@ -24,7 +24,7 @@ async def queue():
 
 
 class Passing(SystemContext):
-    """Where nobody waits: the flow is given back at once."""
+    """Without a wait: the flow is released at once."""
 
     watched = frozenset()
 
@@ -207,7 +207,7 @@ async def test_a_step_shows_an_error_only_while_it_has_failed(queue):
 
 
 async def lose(queue, times):
-    """Let so many leases of the flow end with their holders."""
+    """Let this many leases of the flow end with their leaders."""
     for _ in range(times):
         await queue.store.shift_clock(LATER_MS)
         assert len(await claim(queue, FLOWS)) == 1
@@ -217,7 +217,7 @@ async def lose(queue, times):
 
 
 async def broken(queue):
-    """A flow of which a step failed and another was canceled, as it is after its failure."""
+    """A flow after its failure: one step failed and another was canceled."""
     flow = Flow("report")
     flow.add(1, name="one")
     flow.add(2, name="two")
@@ -232,7 +232,7 @@ async def broken(queue):
 
 
 async def test_lost_leases_do_not_make_a_replayed_flow_forget_which_steps_to_start_again(queue):
-    """Ten of them push its failure out of the errors that are kept. [RETRY-4]"""
+    """Ten of them remove its failure from the errors that are kept. [RETRY-4]"""
     flow = await broken(queue)
     for _ in range(2):
         await queue.replay(flow.id, queue=FLOWS)
@@ -276,7 +276,7 @@ async def test_a_full_queue_is_tried_once_and_delays_no_other(queue, monkeypatch
 
 
 class Held(SystemContext):
-    """A leader whose next call of `verb` waits until it may go on."""
+    """A leader whose next call of `verb` waits until it may continue."""
 
     def __init__(self, store, verb):
         super().__init__(store)
@@ -374,7 +374,7 @@ async def test_a_late_leader_does_not_change_the_steps_of_the_next(queue, verb):
 
 
 async def lose_leases(queue, times, every_ms=LATER_MS):
-    """Leases of the flow that end with their holders."""
+    """Leases of the flow that end with their leaders."""
     for _ in range(times):
         await claimed_flow(queue)
         await queue.store.shift_clock(every_ms)

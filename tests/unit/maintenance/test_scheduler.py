@@ -27,7 +27,7 @@ async def queue():
 
 
 async def tick(queue):
-    """Do what is due now; how many schedules were."""
+    """Serve the schedules that are due now. Returns their number."""
     claimed = await queue.store.claim(ClaimRequest(None, (SCHEDULES,), 100, 30_000, "c"))
     for held in claimed.jobs:
         await queue.store.finish([await scheduler.tick(held, SystemContext(queue.store))])
@@ -83,7 +83,7 @@ async def test_of_several_missed_ticks_only_the_last_is_run(queue):
 
 @pytest.mark.parametrize("ending", ["waits", "completed", "canceled", "forgotten"])
 async def test_a_crash_before_the_release_makes_no_second_job(queue, ending):
-    """Whatever has become of the first by then."""
+    """This holds in every state of the first job."""
     made = await queue.schedule("it", {}, every=timedelta(days=3), result_ttl=0 if ending == "forgotten" else 3600)
     await advance(queue, 3 * 24 * 60 * MINUTE)
     (held,) = await claim(queue, SCHEDULES)
@@ -146,7 +146,7 @@ async def test_a_removed_schedule_does_not_fire_even_if_it_is_leased(queue):
 
 
 async def test_a_schedule_survives_the_death_of_its_workers(queue):
-    """Each lost lease counts as an attempt, over years: they start again in time. [RETRY-2]"""
+    """Each lost lease counts as an attempt, over years: the count restarts in time. [RETRY-2]"""
     made = await queue.schedule("it", {}, every=3600)
     await advance(queue, 60 * MINUTE)
     for _ in range(scheduler.RENEW_AFTER - 1):
@@ -170,7 +170,7 @@ async def test_a_schedule_survives_the_death_of_its_workers(queue):
 
 
 async def wear_out(queue, leases, apart_ms):
-    """Let so many leases of a schedule end with their holders."""
+    """Let this many leases of a schedule end with their workers."""
     for _ in range(leases):
         assert len(await claim(queue, SCHEDULES)) == 1
         await advance(queue, 30_001)
@@ -178,7 +178,7 @@ async def wear_out(queue, leases, apart_ms):
 
 
 async def test_the_next_coordinator_repairs_an_interrupted_renewal(queue):
-    """Between its failure and its replay nobody holds it."""
+    """Between its failure and its replay no process has a lease on it."""
     await queue.schedule("it", {}, every=3600)
     await advance(queue, 60 * MINUTE)
     await wear_out(queue, scheduler.RENEW_AFTER - 1, 5 * MINUTE)

@@ -168,7 +168,7 @@ async def test_queues_rotate_between_claims(claimer, store):
 
 
 class Inboxes:
-    """A store with direct hand-off, or one that says that it cannot."""
+    """A store with direct hand-off, or one whose deployment has none."""
 
     def __init__(self, inbox):
         self.inbox = inbox
@@ -226,7 +226,7 @@ async def test_a_wait_ends_when_its_client_has_left(claimer):
 
 
 async def test_jobs_of_a_claim_are_returned_even_if_the_client_left_meanwhile(store, claimer):
-    """It is leased: whoever asked must give it back."""
+    """It is leased: the caller must release it."""
     gone = asyncio.get_running_loop().create_future()
     gone.set_result(None)
     await enqueue(store, "x")

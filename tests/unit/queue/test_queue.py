@@ -356,7 +356,7 @@ async def test_concurrent_enqueues_share_round_trips():
 
 @asynchronous
 async def test_consecutive_enqueues_let_the_event_loop_run_its_timers():
-    """On a store that answers without waiting, too."""
+    """This holds even on a store that answers without waiting."""
     fired = asyncio.Event()
     async with memory_queue() as queue:
         asyncio.get_running_loop().call_later(0, fired.set)
@@ -402,7 +402,7 @@ async def test_enqueue_many_takes_any_number(count: int):
 
 @asynchronous
 async def test_enqueue_many_lets_the_event_loop_run_other_tasks():
-    """Whoever else is to run does not wait for a thousand jobs to be made."""
+    """Other tasks do not wait until a thousand jobs are encoded."""
     turns_of_another = 0
 
     async def another() -> None:
@@ -444,7 +444,7 @@ async def test_items_over_the_quota_are_refused_one_by_one():
 
 @asynchronous
 async def test_refused_items_are_raised_with_all_tickets_when_all_have_been_tried():
-    """[ENQ-4] Also out of a source that is never in memory as a whole, and with bad items in several parts of it."""
+    """[ENQ-4] Even from an iterable that is never in memory as a whole, with invalid items in several parts of it."""
     bad = {17, 999, 1000, 2400}
 
     def messages():

@@ -21,7 +21,7 @@ def a_job(key: JobKey, state: JobState) -> Job:
 
 
 class Fake:
-    """A store's hints and lookups, and a count of what is held there."""
+    """A store's hints and reads, with counts of its subscriptions."""
 
     def __init__(self) -> None:
         self.listeners: list[Listener] = []

@@ -87,7 +87,7 @@ async def test_the_same_again_changes_nothing():
 
 @asynchronous
 async def test_another_message_with_the_same_timing_keeps_the_next_tick():
-    """Or deploys that come more often than the ticks would keep it from ever running."""
+    """Otherwise deploys that are more frequent than the ticks would keep it from ever running."""
     async with memory_queue() as queue:
         first = await queue.schedule("hourly", send_email.message("a@example.com"), every=3600)
         await queue.store.shift_clock(3_000_000)
@@ -125,7 +125,7 @@ async def test_a_schedule_that_changes_at_every_try_is_given_up(monkeypatch):
         ours = queue.store.cancel
 
         async def cancel(items):
-            """Cancels, and somebody else is quicker with the next one."""
+            """Cancels, and another process enqueues the next one first."""
             done = await ours(items)
             timing = core.Timing(every_ms=60_000)
             new = core.Definition(timing, 0, core.Target("default", core.Envelope("", b"{}")))

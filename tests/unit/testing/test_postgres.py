@@ -26,7 +26,7 @@ if sys.argv[1] != "ends":
 
 @pytest.fixture(scope="module")
 def server():
-    """For those who only ask."""
+    """One server for tests that only read."""
     with PostgresServer(durable=False) as server:
         yield server
 
@@ -39,12 +39,12 @@ def is_gone(pid):
 
 
 def segment(server):
-    """The number of its shared memory."""
+    """The id of its shared memory."""
     return (server.directory / "data" / "postmaster.pid").read_text().splitlines()[6].split()[1]
 
 
 def segments(made_by=None):
-    """Shared memory by its number; only what a process made, if one is named: others run servers at the same time."""
+    """Shared memory by id; only that of one process, if it is given: others run servers at the same time."""
     lines = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
     return {line[1] for line in lines if made_by in (None, line[4])}
 

@@ -12,7 +12,7 @@ LIMIT = 1 << 24
 
 
 class Echo:
-    """A server that notes each line it gets, and says it back in capitals."""
+    """A server that records each line, and returns it in capitals."""
 
     def __init__(self):
         self.heard = []

@@ -193,7 +193,7 @@ async def test_a_lease_that_cannot_be_renewed_ends_by_the_workers_clock(queue, s
 
 
 async def test_a_lease_that_expired_during_a_suspend_is_over_at_the_resume(queue, store, monkeypatch):
-    """Timers stood still meanwhile: the next one is 20 minutes away."""
+    """Timers were stopped meanwhile: the next one is 20 minutes away."""
     started, ended = asyncio.Event(), asyncio.Event()
 
     @job
@@ -228,7 +228,7 @@ def test_leases_are_measured_by_a_clock_that_includes_suspends():
 
 
 async def test_an_outcome_is_not_sent_after_its_lease_has_ended(queue, store):
-    """The handler ends in time, but the store does not take the outcome until it is too late."""
+    """The handler ends in time, but the store accepts no outcome until it is too late."""
     done = asyncio.Event()
 
     @job(max_attempts=1)

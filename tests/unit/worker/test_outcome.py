@@ -65,7 +65,7 @@ def test_an_unknown_job_waits_a_tenth_of_its_age(age_s, delay_s, seen):
 
 
 def test_a_job_that_is_unknown_for_a_day_fails():
-    """Seen by workers that did not know it, that is: one that nobody was there for is not at its end."""
+    """The time counts from the first worker that did not know it: a job that no worker has claimed does not fail."""
     unknown = outcome.unreadable(UnknownJobType("x"))
     finish = outcome.for_another(unknown_to_a_worker(86_400, seen=True), unknown, DAY)
     assert (finish.outcome, finish.error.type) == ("fail", "UnknownJobType")
@@ -73,7 +73,7 @@ def test_a_job_that_is_unknown_for_a_day_fails():
 
 
 def unknown_to_a_worker(age_s, *, seen):
-    """A job that became visible so long ago, or was seen then by a worker that did not know it."""
+    """A job that became visible this long ago, or with `seen` was released then by a worker that did not know it."""
     now = 10 * DAY
     job = Job("acme", "q", "x", 1, Envelope("x", b"{}"), JobState.LEASED, now - age_s * 1000, 0, claimed_at=now)
     if seen:

@@ -209,7 +209,7 @@ async def test_the_child_of_a_killed_worker_ends(tmp_path):
 
 
 def _is_zombie(pid):
-    """Dead, and only not fetched: whoever inherits the orphans here may be slow."""
+    """Dead, although possibly not reaped: the process that inherits orphans here may be slow."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:

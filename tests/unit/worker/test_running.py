@@ -169,13 +169,13 @@ async def test_an_error_that_cannot_be_shown_is_still_a_failed_attempt(queue):
 
 
 async def put(queue, envelope, id="x"):
-    """Enqueue what no definition would make."""
+    """Enqueue a job that no definition would make."""
     await queue.store.enqueue([NewJob(JobKey("acme", "default", id), envelope)])
     return SimpleNamespace(id=id, queue="default")
 
 
 async def test_an_unknown_type_is_released_without_counting_an_attempt(queue, store, caplog):
-    """However often it comes here: with one attempt it would be dead in a deploy. [RETRY-6]"""
+    """It may be claimed here any number of times: with one attempt it would fail during a deploy. [RETRY-6]"""
     ran = asyncio.Event()
 
     @job
@@ -230,7 +230,7 @@ async def test_a_job_that_no_worker_knows_fails_after_the_limit(queue):
 
 
 async def test_a_lifespan_surrounds_the_jobs(queue):
-    """Entered before the first claim, left when no job runs any more; what it raises ends the worker."""
+    """It is entered before the first claim and left after the last job; an exception in it ends the worker."""
     said = []
 
     @contextlib.asynccontextmanager
@@ -281,7 +281,7 @@ UNKEEPABLE = {
 @pytest.mark.parametrize("kind", ["async", "thread"])
 @pytest.mark.parametrize("what", UNKEEPABLE)
 async def test_a_result_that_cannot_be_kept_fails_the_job_at_once(queue, what, kind):
-    """[RESULT-1] The handler has had its effect: with attempts left it is not run again."""
+    """[RESULT-1] The handler has had its effect: it is not run again, although attempts are left."""
     value, reason = UNKEEPABLE[what]
     runs = []
 

@@ -73,7 +73,7 @@ async def test_after_the_grace_period_running_jobs_are_canceled_and_released(que
 
 
 class Deaf:
-    """A handler in a thread that does not look whether it should stop."""
+    """A handler in a thread that does not check whether it should stop."""
 
     def __init__(self):
         self.started, self.go_on, self.ended = threading.Event(), threading.Event(), threading.Event()
@@ -86,7 +86,7 @@ class Deaf:
 
 
 async def test_a_thread_that_does_not_stop_keeps_its_lease_until_it_ends(queue, store, monkeypatch, caplog):
-    """Given back it would run twice at a time. The end waits for it, renews the lease and says so."""
+    """Released, it would run twice at a time. The stop waits for it, renews the lease and logs that."""
     monkeypatch.setattr("holdfast.worker.shutdown.END_S", 0.01)
     deaf = Deaf()
     ticket = await queue.enqueue("charge a card", id="x")

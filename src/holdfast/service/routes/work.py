@@ -105,7 +105,7 @@ async def beat(call: ServiceCall[requests.Beat, requests.NoQuery]) -> Reply:
         for one in worker.types:
             call.caller.need_queue(one.queue)
             call.caller.need_queue(known.get(one.name, one).queue)
-    await call.context.types.admit(worker, call.context.budgets(call.tenant), lives=call.body.ttl_s > 0)
+    await call.context.types.admit(worker, call.context.budgets(call.tenant), is_alive=call.body.ttl_s > 0)
     await call.context.store.beat(worker, int(call.body.ttl_s * 1000))
     return Reply(answers.Beaten())
 
