@@ -19,10 +19,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from holdfast.core import lifecycle
 from holdfast.core.budgets import TenantSettings, Usage
 from holdfast.core.errors import JobNotFound, NotReplayable, QuotaExceeded
-from holdfast.core.events import Event, EventColumns, Gap, fingerprint
+from holdfast.core.events import Event, EventColumns, Gap
 from holdfast.core.explain import Standing
 from holdfast.core.job import (
     DAY,
@@ -52,6 +51,7 @@ from holdfast.core.job import (
     TtlStatus,
 )  # fmt: skip
 from holdfast.core.lease import Refusal
+from holdfast.core.listing import ListQuery
 from holdfast.core.policy import TypeInfo
 
 EnqueueAnswer = Queued | Duplicate | AlreadyCompleted | QuotaExceeded
@@ -122,33 +122,6 @@ class Signal(Struct, frozen=True):
 
 Listener = Callable[[Signal], None]
 ALL_HINTS = frozenset(Hint)
-
-
-class ListQuery(Struct, frozen=True):
-    """Which jobs to list: waiting ones in claim order, leased ones by deadline, finished ones by time of ending.
-
-    `type` and `error` filter while paging: a page may be empty and still have a cursor.
-    """
-
-    tenant: str
-    queue: str
-    states: frozenset[JobState] = frozenset(JobState)
-    type: str | None = None
-    error: str | None = None
-    """The last error's exact type or fingerprint, or a part of its message."""
-    cursor: str | None = None
-    limit: int = 100
-
-    def matches(self, job: Job, now: int) -> bool:
-        """Whether a job of this tenant and queue belongs in the list at `now`."""
-        if lifecycle.forgotten(job, now) or lifecycle.shown(job, now) not in self.states:
-            return False
-        if self.type is not None and job.envelope.type != self.type:
-            return False
-        if self.error is None:
-            return True
-        last = job.errors[-1] if job.errors else None
-        return last is not None and (self.error in (last.type, fingerprint(last)) or self.error in last.message)
 
 
 class Page(Struct, frozen=True):
@@ -350,7 +323,7 @@ class Store(Protocol):
         """Jobs as they are, or None. A job that has become due shows as ready. [TENANT-2]"""
 
     async def list(self, query: ListQuery) -> Page:
-        """A page of one queue's jobs."""
+        """A page of one queue's jobs or, by time, of all queues of a tenant. A bounded read, whatever it finds."""
 
     async def standing(self, key: JobKey) -> Standing | None:
         """What a job waits for in its queue, at one instant; None if there is no such job. [TENANT-2]

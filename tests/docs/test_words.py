@@ -55,7 +55,7 @@ AREAS = {
         "docs/howto/(change-a-job|flows|idempotency|large-payloads|retries-and-dead-letters|schedules|tenants).md",
         r"docs/adr/00(01|02|04|05|14|16|20|21)",
     ),
-    "reference": ("docs/reference/(cli|python|settings).md",),
+    "reference": ("docs/reference/(cli|metrics|python|settings).md",),
     "general": ("src/holdfast/testing/", "docs/", "bench/", "scripts/", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
     "build": ("Makefile", "pyproject.toml", ".ci/", ".github/", ".pre-commit-config.yaml"),
 }

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 import pytest
 
@@ -24,6 +25,7 @@ from holdfast import (
 from holdfast.core.job import Cancel, ClaimRequest, Finish, Finished, JobKey, JobState, Result
 from holdfast.opening import open_store
 from holdfast.service.settings import TokenSettings
+from holdfast.store import WorkerInfo
 from holdfast.testing.processes import free_port
 from tests.service.support import KEY, PATIENCE_S, token
 
@@ -169,7 +171,7 @@ async def test_a_token_is_neither_shown_nor_logged(address, tenant, caplog):
     async with queue:
         await queue.enqueue(1)
         with pytest.raises(Unsupported) as error:
-            await queue.workers()
+            await queue.tenant_settings()
         store = queue.store
         client = store._client
         shown = " ".join(map(repr, (queue, store, client, client.bearer, vars(store), vars(client), error.value)))
@@ -230,12 +232,39 @@ async def test_a_call_that_http_lacks_says_what_to_do(address, tenant, url):
         await behind.close()
         for_all = ClaimRequest(None, ("default",), 1, 30_000, "w")
         for call in (
-            queue.set_tenant(weight=2), queue.workers(), queue.register_reader("r"), queue.store.claim(for_all),
+            queue.set_tenant(weight=2), queue.store.workers(None), queue.register_reader("r"),
+            queue.store.claim(for_all),
         ):  # fmt: skip
             with pytest.raises(Unsupported, match=r"http store does not support .*[:;]"):
                 await call
         with pytest.raises(Unsupported, match="commit first"):
             await queue.enqueue(1, connection=object())
+
+
+async def test_workers_and_lists_by_time_go_over_http(address, tenant):
+    async with connected(address, tenant) as queue:
+        await queue.store.beat(WorkerInfo("w1", tenant, "host", 7, ("mail",), 3, 2), 60_000)
+        (worker,) = await queue.workers()
+        seen = (
+            worker.id.rpartition("/")[2],
+            worker.tenant,
+            worker.host,
+            worker.pid,
+            worker.queues,
+            worker.concurrency,
+            worker.held,
+        )
+        assert seen == ("w1", tenant, "host", 7, ("mail",), 3, 2)
+        for number, name in enumerate("bab"):
+            await queue.enqueue(number, id=str(number), queue=name, delay=100 + number)
+        page = await queue.list(newest=True, limit=2)
+        assert [job.id for job in page] == ["2", "1"]
+        assert [job.id for job in await queue.list(newest=True, cursor=page.cursor)] == ["0"]
+        assert [job.id for job in await queue.list(newest=True, queue="b", id="2", since=timedelta(1))] == ["2"]
+        dry = await queue.cancel_where(queue="b", dry_run=True)
+        assert (dry.count, [key.id for key in dry.sample]) == (2, ["2", "0"])
+        assert (await queue.cancel_where(queue="b")).count == 2
+        assert [job.id for job in await queue.list(newest=True, state="canceled")] == ["2", "0"]
 
 
 async def test_operators_calls_work_over_http(address, tenant):

@@ -31,9 +31,9 @@ from holdfast.service.call import (
 from holdfast.service.errors import EARLY, Refusal, problem
 from holdfast.service.limits import DEBT_S
 from holdfast.service.middleware import Middleware
-from holdfast.service.routes import events, flows, health, jobs, queues, schedules, work
+from holdfast.service.routes import events, flows, health, jobs, operating, queues, schedules, work
 from holdfast.service.shares import Hold
-from holdfast.service.tokens import Caller
+from holdfast.service.tokens import OPERATOR_SCOPE, Caller
 from holdfast.service.turns import TURN
 from holdfast.telemetry.logging import get_logger
 
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 _log = get_logger("holdfast.service")
 
 ROUTES: tuple[Route, ...] = (
-    *jobs.ROUTES, *work.ROUTES, *queues.ROUTES, *schedules.ROUTES, *flows.ROUTES, *events.ROUTES, *health.ROUTES,
+    *jobs.ROUTES, *work.ROUTES, *queues.ROUTES, *schedules.ROUTES, *flows.ROUTES, *events.ROUTES,
+    *operating.ROUTES, *health.ROUTES,
 )  # fmt: skip
 
 
@@ -171,7 +172,9 @@ class _Endpoint:
         """The caller that the token names. Raises a refusal."""
         if route.scope is None:
             return ANONYMOUS
-        caller = await self._context.tokens.caller(headers.get(b"authorization"), _address(scope))
+        operators = route.for_operators or route.scope == OPERATOR_SCOPE
+        header = headers.get(b"authorization")
+        caller = await self._context.tokens.caller(header, _address(scope), operators=operators)
         scope["holdfast.tenant"] = caller.tenant
         scope["holdfast.belong"](caller.tenant)
         return caller
@@ -193,7 +196,7 @@ class _Endpoint:
                 await context.turns.take(TURN, caller.tenant)
             context.token_rates.take(caller.digest)
             context.requests.take(caller.tenant, max_debt_s=DEBT_S)
-            if route.scope:
+            if route.scope and (caller.tenant or not route.for_operators):
                 caller.need(route.scope)
 
     async def _reply(

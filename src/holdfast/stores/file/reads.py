@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
+from heapq import merge
 from itertools import islice, pairwise
+from operator import itemgetter
+from typing import Any
 
 import msgspec
 
@@ -16,6 +19,7 @@ from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, Gap, Gathered
 from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT, OTHERS_SCAN, Standing
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, NewJob, PurgeCount
+from holdfast.core.listing import Place, cursor_text
 from holdfast.core.names import check_id
 from holdfast.extensions import LogRange
 from holdfast.paging import AFTER_ALL, QUEUES_READ, name_cursor, tenant_cursor, tenant_page_of
@@ -37,10 +41,8 @@ from holdfast.stores.file import rows
 from holdfast.stores.file.sql import AHEAD, ANY_VISIBLE, FUTURE, OLDEST_READY, SQL
 from holdfast.stores.file.transaction import clock
 
-SCAN = 10_000
-"""The most rows that one page scans before it returns what it has found."""
 EVENT_SCAN = 1000
-"""The same for a tenant's page of events, unless more are wanted."""
+"""The most events that one page scans for a tenant before it returns what it has found, unless more are wanted."""
 
 _OFFSET = re.compile(r"([0-9]{1,18})(\.[0-9]{1,10})?")
 
@@ -102,20 +104,24 @@ def key_holders(db: sqlite3.Connection, items: Sequence[NewJob]) -> list[str | N
 
 
 def list_jobs(db: sqlite3.Connection, query: ListQuery) -> Page:
-    """A page of jobs: waiting ones in claim order, then leased ones by deadline, then ended ones by time."""
+    """A page of jobs: waiting ones in claim order, then leased ones by deadline, then ended ones by time.
+
+    Or all of them by time.
+    """
     at = now(db)
     lane = _lane(db, query.tenant, query.queue, {})
     if lane is None:
         return Page([], None, at)
     jobs: list[Job] = []
     cursor = query.cursor
-    for scanned, (place, job) in enumerate(_walk(db, lane, query), 1):
+    walk = _walk_back if query.newest else _walk
+    for scanned, (place, job) in enumerate(walk(db, lane, query), 1):
         if query.matches(job, at):
             if len(jobs) == query.limit:
                 return Page(jobs, cursor, at)
             jobs.append(_shown(db, job, at))
             cursor = place
-        elif scanned >= SCAN:
+        elif scanned >= query.scan:
             return Page(jobs, place, at)
     return Page(jobs, None, at)
 
@@ -138,6 +144,27 @@ def _walk(db: sqlite3.Connection, lane: int, query: ListQuery) -> Iterator[tuple
         for row in db.execute(SQL[name], (lane, *position, -1)):
             place = ".".join(str(row[rows.COLUMN[column]]) for column in columns)
             yield f"{number}.{place}", rows.to_job(row, query.tenant, query.queue)
+
+
+def _walk_back(db: sqlite3.Connection, lane: int, query: ListQuery) -> Iterator[tuple[str, Job]]:
+    """The jobs of a lane by time, the latest first, each with its own cursor. Rows are read as they are needed."""
+    time, seq = query.before()
+    since, seq_column = query.since or 0, rows.COLUMN["seq"]
+
+    def walk(name: str, column: str, *rank: int) -> Iterator[tuple[Place, Any]]:
+        number = rows.COLUMN[column]
+        for row in db.execute(SQL[name], (lane, since, time, seq, *rank)):
+            yield (row[number], row[seq_column]), row
+
+    walks: list[Iterator[tuple[Place, Any]]] = []
+    if query.states & WAITING:
+        walks += [walk("newest_waiting", "visible_at", rank) for rank in range(10)]
+    if JobState.LEASED in query.states:
+        walks.append(walk("newest_leased", "deadline"))
+    if ended := query.states & TERMINAL:
+        walks.append(walk("newest_dead" if ended == frozenset({JobState.FAILED}) else "newest_ended", "finished_at"))
+    for place, row in merge(*walks, key=itemgetter(0), reverse=True):
+        yield cursor_text(place), rows.to_job(row, query.tenant, query.queue)
 
 
 def stats(db: sqlite3.Connection, tenant: str, queues: Sequence[str]) -> list[QueueStats]:

@@ -270,7 +270,12 @@ def list_jobs(random: Random, world: World) -> TraceStep:
         states = frozenset(random.sample(list(JobState), random.choice((1, 1, 2, 4))))
     type_ = random.choice((None, None, *TYPES))
     error = random.choice((None, None, None, "Boom", "broke", "LeaseExpired", "nothing"))
-    return TraceStep("list", (ListQuery(*lane, states, type_, error, None, random.choice((1, 2, 5, 100))),))
+    query = ListQuery(*lane, states, type_, error, None, random.choice((1, 2, 5, 100)))
+    kind = (len(states) + query.limit) % 3
+    if kind:
+        id_, error = ("b", None) if error == "nothing" else (None, error)
+        query = replace(query, newest=True, queue=lane[1] if kind == 1 else "", id=id_, error=error)
+    return TraceStep("list", (query,))
 
 
 def standing(random: Random, world: World) -> TraceStep:
