@@ -175,6 +175,14 @@ def test_prose_and_names_use_plain_words(area: str) -> None:
     assert not found, report(found)
 
 
+def test_names_of_tests_use_plain_words() -> None:
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        names = re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        found += [f"{path.name}: {name}" for name in names if PATTERN.search(parts(name))]
+    assert not found, "\n".join(found)
+
+
 def identifiers(name: str, text: str) -> Iterator[tuple[str, int]]:
     """The identifiers of a source with their lines; of Lua and SQL, all words."""
     if name.endswith((".py", ".pyi")):
