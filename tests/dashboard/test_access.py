@@ -296,7 +296,7 @@ async def test_tokens_of_operators_and_tenants_are_not_interchangeable(guarded):
         assert (await guarded.browser().log_in(_signed(**claims))).status_code == 401
 
 
-async def test_an_action_is_recorded_with_who_did_it(guarded, caplog):
+async def test_an_action_is_recorded_with_its_user(guarded, caplog):
     await guarded.queue().enqueue({"n": 1}, queue="mail")
     browser = await guarded.logged_in(token(subject="ann"))
     caplog.set_level("INFO", "holdfast.audit")

@@ -102,6 +102,7 @@ async def test_a_rare_error_far_behind_is_found_and_replayed(opened, monkeypatch
         assert "None among those looked at" in texts(page)
         path = re.search(r'href="([^"]+)" rel="next"', page.text)[1].replace("&amp;", "&")
     assert "rare" in texts(page)
+    monkeypatch.setattr(dead_run, "PLAN_S", -1)
     plan = await browser.get("/dead/run?tenant=acme&do=replay&error=Bang")
     assert "more than 0 jobs" in texts(plan)
     monkeypatch.setattr(dead_run, "STEP_S", -1)

@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from holdfast.cli.checks import _document
+from holdfast.cli.serve import proof_directory
+from holdfast.core.errors import InvalidOption
 from holdfast.store import Finding
 from holdfast.testing.conformance import RULES, Certificate, Row
 from tests.dashboard.making import HOSTILE, check_plain, chrome, fits
@@ -94,6 +96,18 @@ async def test_a_tenants_token_sees_no_audit_no_doctor_and_no_place(directory, m
         assert "Run the checks" in texts(await browser.get("/proof?tenant=acme"))
         assert not asked
         assert {"nearly full", "buy one", "warn"} <= set(texts(await browser.get("/proof?tenant=acme&doctor=1")))
+
+
+async def test_the_directory_is_named_by_the_option_or_the_environment(directory, monkeypatch):
+    monkeypatch.delenv("HOLDFAST_PROOF", raising=False)
+    assert proof_directory(None) is None
+    assert proof_directory(directory) == directory
+    monkeypatch.setenv("HOLDFAST_PROOF", str(directory))
+    assert proof_directory(None) == directory
+    for given in (directory / "nowhere", None):
+        monkeypatch.setenv("HOLDFAST_PROOF", str(directory / "nowhere"))
+        with pytest.raises(InvalidOption, match="is no directory"):
+            proof_directory(given)
 
 
 async def test_hostile_findings_stay_text(directory):

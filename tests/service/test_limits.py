@@ -71,7 +71,7 @@ async def test_a_stream_lives_no_longer_than_its_token():
         problem(await client.get("/v1/events"), 401, "token_expired")
 
 
-async def test_a_large_result_goes_to_the_blob_store_or_the_job_fails(tmp_path):
+async def test_a_large_result_is_put_into_the_blob_store_or_the_job_fails(tmp_path):
     """[RESULT-1]"""
     large = "x" * 300_000
     for blobs, status in ((None, "failed"), (f"file:{tmp_path}/blobs", "completed")):

@@ -19,7 +19,7 @@ from holdfast.core.job import JobState
 from holdfast.opening import open_store
 from holdfast.queue.claims import POLL_S, Claimer
 from holdfast.queue.waiting import FALLBACK_S
-from holdfast.worker import Worker
+from holdfast.worker import Worker, health, heartbeat
 from tests.chaos.workers import AT_ONCE
 from tests.eventually import eventually
 from tests.stores.load import claim_one, complete, key, kinds, new, running, wish
@@ -241,6 +241,20 @@ async def test_workers_survive_a_frozen_server(backend, judge):
             tickets.append(await enqueued)
             assert await asyncio.gather(*(ticket.wait(timeout=30) for ticket in tickets)) == list(range(501))
             await judge(queue.store)
+
+
+async def test_a_worker_on_a_dead_connection_does_not_live_until_it_thaws(proxy, far_url, monkeypatch):
+    """New connections are dead too, so that nothing can be reached. `STORE_S` is 25 s otherwise."""
+    monkeypatch.setattr(health, "STORE_S", 3.0)
+    monkeypatch.setattr(heartbeat, "BEAT_EVERY_S", 0.5)
+    async with Queue(far_url, tenant="acme") as queue:
+        worker = Worker(queue, jobs=[work])
+        async with running(worker):
+            await eventually(lambda: worker.health.why_not_ready() == "")
+            proxy.freeze()
+            await eventually(lambda: worker.health.why_not_live().startswith("the store has not answered"))
+            proxy.thaw()
+            await eventually(lambda: worker.health.why_not_ready() == "")
 
 
 async def test_opening_on_a_dead_connection_fails_in_time(proxy, far_url):

@@ -303,7 +303,7 @@ async def test_a_call_that_waits_too_long_for_another_process_is_busy_and_is_nev
         assert [event.job_id for event in await all_events(store)] == ["later"]
 
 
-async def test_opening_beside_a_process_that_holds_the_lock_for_long_is_busy(directory, monkeypatch):
+async def test_opening_while_another_process_holds_the_lock_is_busy(directory, monkeypatch):
     async with opened(directory):
         pass
     with Child("hold_the_lock", directory=directory) as child:
@@ -341,7 +341,7 @@ def _until(condition):
         assert time.monotonic() < deadline
 
 
-async def test_closing_beside_a_process_that_holds_the_lock_for_long_is_busy(directory, monkeypatch):
+async def test_closing_while_another_process_holds_the_lock_is_busy(directory, monkeypatch):
     store = await open_at(directory)
     with Child("hold_the_lock", directory=directory) as child:
         assert await child.heard() == "held"

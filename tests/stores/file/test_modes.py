@@ -52,7 +52,7 @@ async def test_the_files_of_a_store_are_private(tmp_path, umask, query, director
         assert access.level == "ok"
 
 
-async def test_a_store_keeps_its_permissions_whoever_opens_it(tmp_path):
+async def test_a_store_keeps_its_permissions_for_every_user(tmp_path):
     for made, opened, expected in (("?group=1", "", (0o770, 0o660)), ("", "?group=1", (0o700, 0o600))):
         directory = tmp_path / f"data{expected[0]}"
         await (await open_store(f"file:{directory}{made}")).close()

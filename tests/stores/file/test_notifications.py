@@ -244,7 +244,7 @@ async def test_a_full_fifo_blocks_no_process(directory):
         assert names_in(directory / "notifications") == [name]
 
 
-async def test_strange_names_beside_the_fifos_are_left_alone(directory):
+async def test_foreign_files_beside_the_fifos_are_left_alone(directory):
     (directory / "notifications").mkdir(parents=True)
     for name in ("README", "x-1", "-", "ff", "1-"):
         (directory / "notifications" / name).write_text("")

@@ -140,7 +140,7 @@ async def test_the_time_of_an_event_is_after_the_wait_for_its_job(postgres, data
         assert last.at == (job.enqueued_at if what == "enqueue" else job.finished_at)
 
 
-async def test_readers_beside_many_writers_see_each_event_once_and_in_order(postgres, database):
+async def test_readers_during_many_writes_see_each_event_once_and_in_order(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         seen, done = [], asyncio.Event()
 

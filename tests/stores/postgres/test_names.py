@@ -107,7 +107,7 @@ async def test_progress_is_returned_as_by_the_other_stores(store, memory):
 
 
 @pytest.mark.parametrize("text", ["\ud800", "x\udcffy"], ids=["alone", "within"])
-async def test_lone_surrogates_are_refused_as_by_the_other_stores_and_change_nothing(store, text):
+async def test_unpaired_surrogates_are_refused_as_by_the_other_stores_and_change_nothing(store, text):
     await store.enqueue([new("x")])
     job = await claim_one(store)
     with pytest.raises(UnicodeEncodeError):

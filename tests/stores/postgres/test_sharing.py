@@ -141,7 +141,7 @@ async def test_a_reader_misses_nothing_while_its_events_are_moved(postgres, data
 
 
 @pytest.mark.usefixtures("small")
-async def test_what_is_kept_of_an_earlier_epoch_is_read_before_the_next(postgres, database):
+async def test_kept_events_of_an_earlier_epoch_are_read_before_the_next(postgres, database):
     """[EVENT-2] It keeps its position; an offset after the end of its epoch is of lost events."""
     url = postgres.url(database, keep_events=10)
     async with opened(url) as store:

@@ -8,6 +8,9 @@ import select
 import signal
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -163,3 +166,21 @@ def fail(url: str, count: int = 1, *, message: str = "boom", **options) -> list[
 def complete(url: str, count: int = 1, *, result: bytes = b"42", **options) -> list[str]:
     """Complete jobs."""
     return claim(url, count, outcome="complete", result=Result(result), **options)
+
+
+def read_page(port, path):
+    """Status and text of a page on the metrics port."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as page:
+            return page.status, page.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def read_until(port, path, wanted):
+    """Read a page until `wanted(status, text)`; its text."""
+    end = time.monotonic() + 60
+    while not wanted(*(found := read_page(port, path))):
+        assert time.monotonic() < end, found
+        time.sleep(0.05)
+    return found[1]

@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 
 from holdfast.testing.processes import free_port
+from tests.unit.cli.support import read_until
 
 KEY = "a shared key that is long enough for everybody here"
 ENV = {"HOLDFAST_JWT_HS256_KEY": KEY}
@@ -83,8 +84,27 @@ def test_metrics_have_their_own_address(processes, environ, cli):
         assert b"holdfast_http_requests" in answer.read()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
+    said = cli("serve", "--store", "memory:", "--gauges-by-tenant", "acme")
+    assert (said.code, "--metrics-port" in said.err) == (2, True)
     said = cli("serve", "--store", "memory:", "--metrics-host", "127.0.0.1")
     assert (said.code, "--metrics-port" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_gauges_are_on_the_port_of_the_metrics_and_not_on_that_of_the_api(processes, tmp_path, environ, count):
+    """A queue's name belongs to its tenant, and anyone may read the metrics on the port of the API."""
+    store, port = f"file:{tmp_path}/data", free_port()
+    made = processes.run("token", "--tenant", "acme", "--scope", "produce").out.strip()
+    arguments = ("--store", store, "--no-access-log", "--processes", count)
+    server, url = serving(processes, *arguments, times=int(count))
+    assert ask(f"{url}/v1/jobs", made, {"queue": "private"})[0] == 201
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        assert b"private" not in answer.read()
+    assert server.end().code == 0
+    server, url = serving(processes, *arguments, "--metrics-port", str(port), times=int(count))
+    wanted = 'holdfast_queue_jobs{queue="private",state="ready"} 1.0'
+    read_until(port, "/metrics", lambda _, text: wanted in text)
+    assert server.end().code == 0
 
 
 def test_tokens_are_revoked_listed_and_restored(cli):

@@ -62,7 +62,7 @@ def test_a_request_is_known_while_its_job_has_a_record():
 
 @pytest.mark.parametrize("policy", ["until_terminal", "until_started"])
 @pytest.mark.parametrize("state", JobState)
-def test_a_key_of_a_job_is_held_while_the_job_goes_on(policy, state):
+def test_a_key_of_a_job_is_held_until_the_job_ends(policy, state):
     answer = dedup.by_key(Binding(KEY.id, policy), job_in(state), NOW)
     assert answer == (Duplicate(KEY.id, state) if state in HELD else None)
 

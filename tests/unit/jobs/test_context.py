@@ -58,7 +58,7 @@ async def test_tasks_and_threads_see_their_own_job():
     assert await asyncio.gather(*map(handler, contexts)) == [True, True]
 
 
-def test_progress_goes_to_the_worker():
+def test_progress_reaches_the_worker():
     seen: list[Progress] = []
     context = a_context(on_progress=seen.append)
     context.progress(0)

@@ -128,7 +128,7 @@ async def test_a_replayed_job_runs_again_under_its_id():
 
 
 @asynchronous
-async def test_what_cannot_be_replayed_says_why():
+async def test_a_refused_replay_says_why():
     async with memory_queue() as queue:
         await queue.enqueue(1, id="waiting")
         with pytest.raises(NotReplayable, match="it is ready"):

@@ -174,7 +174,7 @@ async def test_options_of_the_call_win_over_the_definition():
 
 
 @asynchronous
-async def test_a_payload_without_a_type_goes_to_the_queues_own_name():
+async def test_a_payload_without_a_type_uses_the_queues_own_name():
     async with memory_queue(name="inbox") as queue:
         ticket = await queue.enqueue({"any": "json"}, id="job-1")
         assert (ticket.queue, ticket.id) == ("inbox", "job-1")
@@ -792,7 +792,7 @@ async def test_without_a_blob_store_a_result_in_one_says_what_is_missing():
 
 
 @asynchronous
-async def test_a_large_payload_goes_by_reference():
+async def test_a_large_payload_is_sent_by_reference():
     async with memory_queue(blobs="memory://payloads") as queue:
         ref = await queue.put_blob(b"x" * 1_000_000)
         assert await queue.read_blob(ref) == b"x" * 1_000_000

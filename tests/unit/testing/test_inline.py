@@ -141,7 +141,7 @@ async def test_a_catch_all_gets_payloads_without_a_type():
 
 
 @asynchronous
-async def test_a_large_result_goes_to_the_blob_store_or_fails():
+async def test_a_large_result_is_put_into_the_blob_store_or_fails():
     @job
     async def large() -> str:
         return "x" * 300_000

@@ -28,8 +28,8 @@ from holdfast.queue.connection import Connection
 from holdfast.queue.dead_letters import purge_jobs
 from holdfast.service.tokens import ADMIN
 
-PLAN = 10_000
-"""The most dead letters that a plan looks at. A run goes on behind them."""
+PLAN, PLAN_S = 10_000, 1.0
+"""The most dead letters that a plan counts, and how long it takes at most. A run goes on behind them."""
 SAMPLE = 20
 STEP_S = 1.0
 """A step ends with the batch that is under way after this time."""
@@ -64,7 +64,7 @@ async def read(view: View) -> dict[str, Any]:
     if view.text("until"):
         return {**shared, "plan": None, "progress": _progress(view.text)}
     until = await view.store.now()
-    plan = await look(view, replace(choice, until=until), most=PLAN, keep=SAMPLE)
+    plan = await look(view, replace(choice, until=until), most=PLAN, seconds=PLAN_S, keep=SAMPLE)
     return {
         **shared,
         "plan": plan,

@@ -83,10 +83,12 @@ class Look(Struct):
         return sorted(self.groups.values(), key=lambda group: (-group.count, -group.newest))
 
 
-async def look(view: View, choice: Choice, at: str = "", *, most: int | None = None, keep: int = 0) -> Look:
+async def look(
+    view: View, choice: Choice, at: str = "", *, most: int | None = None, seconds: float | None = None, keep: int = 0
+) -> Look:
     """Look at the dead letters that match, from a place on."""
     found, began = Look(), time.monotonic()
-    most = LOOK if most is None else most
+    most, seconds = LOOK if most is None else most, LOOK_S if seconds is None else seconds
     async with aclosing(pages(view, choice, at, min(READ, most))) as parts:
         async for jobs, rest in parts:
             for job in jobs:
@@ -94,7 +96,7 @@ async def look(view: View, choice: Choice, at: str = "", *, most: int | None = N
             found.jobs += jobs[: max(0, keep - len(found.jobs))]
             found.looked += len(jobs)
             found.rest = rest
-            if found.looked >= most or time.monotonic() - began > LOOK_S:
+            if found.looked >= most or time.monotonic() - began > seconds:
                 break
     return found
 
