@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from holdfast.dashboard.access import ByToken, OnLoopback
 from holdfast.dashboard.app import Dashboard
+from holdfast.dashboard.oidc import Issuer, OidcSettings
 from holdfast.dashboard.view import Viewer
 from holdfast.service.limits import DEBT_S
 from holdfast.service.listening import Server
@@ -46,8 +47,19 @@ async def serve(dashboard: Dashboard, sock: socket.socket, ready: Callable[[], N
             await ended
 
 
-def in_service(context: ServiceContext, *, key: bytes | None, is_open: bool = False, tenant: str = "") -> Dashboard:
-    """The pages of a service, for the holders of its tokens; `is_open` on loopback, for development."""
+def in_service(
+    context: ServiceContext,
+    *,
+    key: bytes | None,
+    is_open: bool = False,
+    tenant: str = "",
+    oidc: OidcSettings | None = None,
+) -> Dashboard:
+    """The pages of a service, for the holders of its tokens, and for those whom an issuer names.
+
+    `is_open` on loopback, for development.
+    """
+    issuer = None if oidc is None else Issuer(oidc)
 
     def note(request: Request, viewer: Viewer) -> None:
         """Count a request as one of its tenant, like those of the API. Raises a refusal."""
@@ -59,7 +71,7 @@ def in_service(context: ServiceContext, *, key: bytes | None, is_open: bool = Fa
 
     return Dashboard(
         context.store,
-        OnLoopback() if is_open else ByToken(context.tokens, context.revoked, key=key),
+        OnLoopback() if is_open else ByToken(context.tokens, context.revoked, key=key, issuer=issuer),
         blobs=context.blobs,
         tenant=tenant,
         url=context.settings.store,

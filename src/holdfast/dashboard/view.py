@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from shlex import quote
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -43,6 +44,10 @@ class Viewer(Struct, frozen=True):
     def may(self, scope: str) -> bool:
         """Whether they have the scope. An operator may read everything."""
         return scope in self.scopes or (scope == READ and self.is_operator)
+
+    def may_see(self, scope: str) -> bool:
+        """Whether they see the pages that ask for a scope. An operator sees all pages."""
+        return scope in self.scopes or self.is_operator
 
     @property
     def is_operator(self) -> bool:
@@ -118,6 +123,12 @@ class View:
     def again(self, **changes: object) -> str:
         """The address of this page with other parameters."""
         return self.url(self.path, **{**self.query, "tenant": self.tenant, **changes})
+
+    def command(self, *words: str, **options: str) -> str:
+        """What to type for the same in a shell."""
+        given = {"tenant": self.tenant, **options}
+        flags = (f"--{name.replace('_', '-')} {quote(text)}" for name, text in given.items())
+        return " ".join(("holdfast", *map(quote, words), *flags))
 
     @property
     def here(self) -> str:

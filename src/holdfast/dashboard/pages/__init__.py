@@ -12,6 +12,6 @@ whatever the backlog. It shows a queue only if `view.sees(queue)`. Its tests are
 """
 
 from holdfast.dashboard.page import WebPage
-from holdfast.dashboard.pages import queues, tenants
+from holdfast.dashboard.pages import flow, flows, queues, schedule, schedules, tenants
 
-PAGES: tuple[WebPage, ...] = (queues.PAGE, tenants.PAGE)
+PAGES: tuple[WebPage, ...] = (queues.PAGE, flows.PAGE, flow.PAGE, schedules.PAGE, schedule.PAGE, tenants.PAGE)
