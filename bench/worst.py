@@ -23,7 +23,8 @@ from rich.table import Table
 
 from bench import load
 from bench.load import Connection, Form
-from holdfast.service.server import listen, running
+from holdfast.service.listening import listen
+from holdfast.service.server import running
 from holdfast.service.settings import ServiceSettings, TokenSettings
 from holdfast.service.signing import new_secret, sign
 

@@ -1,8 +1,9 @@
 """A dashboard on a store in memory, and browsers of it that are plain HTTP clients."""
 
+import asyncio
 import re
 import ssl
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from html.parser import HTMLParser
 
 import httpx
@@ -11,7 +12,9 @@ from msgspec.structs import replace
 from holdfast import Queue
 from holdfast.dashboard import ByToken, Dashboard, OnLoopback
 from holdfast.opening import open_store
-from holdfast.service.settings import TokenSettings
+from holdfast.service.listening import Server, listen
+from holdfast.service.settings import Limits, TokenSettings
+from holdfast.service.shares import Shares
 from holdfast.service.signing import sign
 
 KEY = "a key that is long enough for HS256, and for tests of the dashboard"
@@ -83,6 +86,22 @@ async def site(url, access=None, **options):
             yield Site(dashboard, store)
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def served(found):
+    """The dashboard on a socket: its address."""
+    limits = Limits()
+    with closing(listen("127.0.0.1", 0, 30.0)) as sock:
+        server = Server(found.dashboard, limits, Shares("connections"))
+        ended = asyncio.create_task(server.serve(sockets=[sock]))
+        await server.up.wait()
+        try:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            found.dashboard.stop()
+            await ended
 
 
 def by_token(store):

@@ -207,10 +207,7 @@ async def test_a_cancel_is_recorded_with_who_did_it(caplog):
 
 async def test_hints_of_other_jobs_draw_a_flow_no_new():
     class Looks:
-        tenant = "acme"
-
-        def text(self, name):
-            return "f1" if name == "id" else ""
+        tenant, query = "acme", {"id": "f1"}
 
     for id, wanted in [("f1", True), ("f1/a", True), ("", True), ("f1x", False), ("f2/a", False), ("job", False)]:
         assert concerns(Looks(), Signal(Hint.DONE, "acme", "mail", id)) == wanted, id

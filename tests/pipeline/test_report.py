@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
+from holdfast import charts
 from holdfast.core.errors import InvalidOption
 from holdfast.core.events import fingerprint
 from holdfast.core.job import AttemptError
-from holdfast.pipeline import charts
 from holdfast.pipeline.batches import Batch
 from holdfast.pipeline.build import build
 from holdfast.pipeline.figures import Figures, forecast

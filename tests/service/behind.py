@@ -16,7 +16,8 @@ import msgspec
 from holdfast.core.job import ClaimRequest
 from holdfast.service import openapi
 from holdfast.service.app import ROUTES
-from holdfast.service.server import listen, running
+from holdfast.service.listening import listen
+from holdfast.service.server import running
 from holdfast.service.settings import ServiceSettings
 from holdfast.store import Reader, TenantSettings, WorkerInfo
 from tests.service.support import TOKENS, token

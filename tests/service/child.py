@@ -3,7 +3,8 @@
 import asyncio
 import sys
 
-from holdfast.service.server import listen, serve
+from holdfast.service.listening import listen
+from holdfast.service.server import serve
 from holdfast.service.settings import ServiceSettings
 from holdfast.testing import failpoints
 from tests.service.support import TOKENS

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from holdfast.service.server import listen
+from holdfast.service.listening import listen
 from holdfast.service.settings import TokenSettings
 from holdfast.testing.failpoints import armed
 from holdfast.testing.postgres import PostgresServer

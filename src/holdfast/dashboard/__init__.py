@@ -5,7 +5,9 @@
     oidc         login at an issuer                     graph        a flow as SVG
     sessions     signed cookies                         source       the store, its tenants and Queues
     page         what a page is                         view         one request for a page
-    live         which fragment of a page changed       rendering    templates, and how values are shown
+    live         which fragment of a page changed       rendering    templates; `showing`: how values are shown
+    histories    what happened to one job               timeline     the same as SVG
+    rates        throughput, from the log while a page shows it
     server       a process of its own                   mounting     in your own application
     pages/       one file for each page: what it reads, and its actions
     templates/   its HTML                               static/      the style sheet and the script

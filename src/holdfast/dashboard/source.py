@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.blobs import Blobs
+from holdfast.dashboard.histories import Histories
+from holdfast.dashboard.rates import AllRates
 from holdfast.extensions import SingleTenant
 from holdfast.opening import shown_url
 from holdfast.queue.queue import Queue
@@ -21,6 +23,8 @@ class Source:
         self.store = store
         self.shown = shown_url(url) if url else store.capabilities.name
         """What the pages call the store."""
+        self.histories = Histories(store)
+        self.rates = AllRates(store)
         self._blobs = blobs
         self._tenant = tenant
         self._queues: dict[str, Queue] = {}

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline.charts import NONE, Band, Chart, Series
+from holdfast.charts import NONE, Band, Chart, Series
 from holdfast.pipeline.figures import PERCENTS, Figures, figures
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.transforms.sketches import merged, percentile
@@ -86,7 +86,7 @@ def _section(title: str, content: str, text: str = "") -> str:
 
 def _chart(chart: Chart) -> str:
     return (
-        f"<figure>{chart.svg()}{chart.legend()}<details><summary>As a table, by the hour ({len(chart.hours)})</summary>"
+        f"<figure>{chart.svg()}{chart.legend()}<details><summary>As a table, by the hour ({len(chart.times)})</summary>"
         f'<div class="scroll high" tabindex="0">{chart.table()}</div></details></figure>'
     )
 

@@ -4,7 +4,8 @@ To add a page, write two files and a line:
 
 1. `pages/NAME.py`: what it reads for its fragments, its actions, and `PAGE = WebPage("/NAME", "Title", ...)`.
 2. `templates/NAME.html`: it extends `layout.html`; the block `main` places each fragment with `{{ live("NAME") }}`, and
-   a block of the fragment's name draws it. `ui.html` has what pages share: badges, times, buttons, empty states.
+   a block of the fragment's name draws it. `ui.html` has what pages share: badges, times, buttons, empty states. A
+   fragment is drawn by itself, so it sees no macros of its own file: put them there too.
 3. Here: the line in `PAGES`.
 
 A page reads by `view.queue` (the tenant's Queue) and `view.store` (always with `view.tenant`), a bounded amount,
@@ -12,6 +13,8 @@ whatever the backlog. It shows a queue only if `view.sees(queue)`. Its tests are
 """
 
 from holdfast.dashboard.page import WebPage
-from holdfast.dashboard.pages import flow, flows, queues, schedule, schedules, tenants
+from holdfast.dashboard.pages import flow, flows, job, jobs, overview, queues, schedule, schedules, tenants
 
-PAGES: tuple[WebPage, ...] = (queues.PAGE, flows.PAGE, flow.PAGE, schedules.PAGE, schedule.PAGE, tenants.PAGE)
+PAGES: tuple[WebPage, ...] = (
+    overview.PAGE, queues.PAGE, jobs.PAGE, job.PAGE, flows.PAGE, flow.PAGE, schedules.PAGE, schedule.PAGE, tenants.PAGE,
+)  # fmt: skip

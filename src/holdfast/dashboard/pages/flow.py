@@ -24,14 +24,14 @@ EXPLAINED = 4
 
 def concerns(view: View, signal: Signal) -> bool:
     """Hints about this flow and its steps."""
-    id = view.text("id")
+    id = view.query.get("id", "")
     return of_tenant(view, signal) and (signal.id in ("", id) or signal.id.startswith(f"{id}/"))
 
 
 async def read(view: View) -> dict[str, Any]:
     """What does not change. 404 if there is no such flow."""
     await _found(view)
-    return {"command": view.command("flow", "show", view.text("id"))}
+    return {"command": view.command("flow", "show", view.query.get("id", ""))}
 
 
 async def read_flow(view: View) -> dict[str, Any]:

@@ -19,14 +19,14 @@ NEXT, LAST = 5, 5
 
 async def read(view: View) -> dict[str, Any]:
     """What does not change while it exists: the payload. 404 if there is no such schedule."""
-    target = (await found(view, view.text("name"))).definition.target
+    target = (await found(view, view.query.get("name", ""))).definition.target
     envelope = target.envelope
     return {
         "payload": shown(envelope.payload, envelope.codec),
         "codec": envelope.codec,
         "commands": [
             ("List the schedules", view.command("schedule", "list")),
-            ("Remove it", view.command("schedule", "remove", view.text("name"))),
+            ("Remove it", view.command("schedule", "remove", view.query.get("name", ""))),
         ],
     }
 
@@ -34,7 +34,7 @@ async def read(view: View) -> dict[str, Any]:
 async def read_schedule(view: View) -> dict[str, Any]:
     """What changes."""
     try:
-        schedule = await found(view, view.text("name"))
+        schedule = await found(view, view.query.get("name", ""))
     except NotShown:
         return {"row": None}
     now = await view.store.now()

@@ -122,7 +122,7 @@ async def found(view: View, name: str) -> Schedule:
 
 async def run(view: View, form: Form) -> Done:
     """Enqueue its job now, and show it."""
-    schedule = await found(view, form.text("name"))
+    schedule = await found(view, form.fields.get("name", ""))
     key = await run_now(view.store, view.tenant, schedule)
     to = view.url("/job", queue=key.queue, id=key.id)
     return Done(f"Enqueued {key.id}. The next tick stays as it is.", to, {"queue": key.queue, "id": key.id})
@@ -130,14 +130,14 @@ async def run(view: View, form: Form) -> Done:
 
 async def restart(view: View, form: Form) -> Done:
     """Make a stopped schedule wait for its next tick again."""
-    schedule = await found(view, form.text("name"))
+    schedule = await found(view, form.fields.get("name", ""))
     await view.queue.replay(schedule.name, queue=SCHEDULES)
     return Done(f"Started {schedule.name} again.")
 
 
 async def remove(view: View, form: Form) -> Done:
     """Remove a schedule. Jobs that it has enqueued stay."""
-    schedule = await found(view, form.text("name"))
+    schedule = await found(view, form.fields.get("name", ""))
     removed = await view.queue.unschedule(schedule.name)
     says = f"Removed {schedule.name}. Its jobs stay." if removed else f"{schedule.name} was removed before."
     return Done(says, view.url("/schedules"))

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines over hours, with a table of the same numbers for readers who cannot see them.
+"""Charts as inline SVG: lines over time, with a table of the same numbers for readers who cannot see them.
 
 Each chart is drawn twice, for a desktop and for a phone. The style sheet shows one of them, so labels keep their size.
 """
@@ -23,6 +23,9 @@ _TICKS_MS = (0, 1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_00
 _DAY = 24
 _STEPS = (1, 2, 3, 6, 12)
 """Hours between two labels, while they are less than a day."""
+_HOUR_S = 3600
+_STEPS_S = (15, 30, 60, 120, 300, 600, 1800)
+"""Seconds between two labels, while they are less than an hour."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Size:
     letters: int
     """The height of letters in the style sheet."""
     max_labels: int
-    """The most hours with a label."""
+    """The most times with a label."""
 
     @property
     def inner_width(self) -> int:
@@ -57,7 +60,7 @@ NARROW = Size("narrow", 420, 240, 62, 13, 4)
 
 @dataclass(frozen=True)
 class Series:
-    """One value for each hour; None if there is none. `color` is a class of the style sheet."""
+    """One value for each time; None if there is none. `color` is a class of the style sheet."""
 
     name: str
     color: str
@@ -68,7 +71,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Band:
-    """The area between two values for each hour."""
+    """The area between two values for each time."""
 
     name: str
     low: Sequence[float | None]
@@ -77,11 +80,14 @@ class Band:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over the same hours. The first is the thickest and at the bottom. `logarithmic` is for durations in ms."""
+    """Lines over the same times, which are equally far apart: hours, or seconds that divide an hour.
+
+    The first line is the thickest and at the bottom. `logarithmic` is for durations in ms.
+    """
 
     id: str
     title: str
-    hours: Sequence[datetime]
+    times: Sequence[datetime]
     lines: Sequence[Series]
     show: Callable[[float], str]
     band: Band | None = None
@@ -89,9 +95,9 @@ class Chart:
     mark: float | None = None
     """A value with a line across the chart."""
 
-    def svg(self) -> str:
-        """The drawing in both sizes, with a title. The wide one shows the numbers of an hour on hover."""
-        return self._drawn(WIDE, [self._hover(n) for n in range(len(self.hours))]) + self._drawn(NARROW, [])
+    def svg(self, wide: Size = WIDE, narrow: Size = NARROW) -> str:
+        """The drawing in both sizes, with a title. The wide one shows the numbers of a time on hover."""
+        return self._drawn(wide, [self._hover(wide, n) for n in range(len(self.times))]) + self._drawn(narrow, [])
 
     def legend(self) -> str:
         """The legend of the lines."""
@@ -107,10 +113,10 @@ class Chart:
         """The numbers as a table."""
         head = "".join(f"<th scope=col>{escape(line.name)}</th>" for line in self.lines)
         rows = "".join(
-            f"<tr><th scope=row>{hour:%Y-%m-%d %H:%M}</th>"
+            f"<tr><th scope=row>{time:%Y-%m-%d %H:%M}</th>"
             + "".join(f"<td>{self._text(line.values[n])}</td>" for line in self.lines)
             + "</tr>"
-            for n, hour in enumerate(self.hours)
+            for n, time in enumerate(self.times)
         )
         return f"<table><thead><tr><th scope=col>hour (UTC)</th>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
@@ -124,7 +130,7 @@ class Chart:
             f'<svg {box} role="img" aria-labelledby="{name}">',
             f'<title id="{name}">{escape(self.title)}</title>',
             *self._levels(scale),
-            *self._times(size),
+            *self._labels(size),
             *self._shapes(scale),
             *over,
             "</svg>",
@@ -140,7 +146,7 @@ class Chart:
         return Scale(max(known, default=0.0), size)
 
     def _x(self, size: Size, n: float) -> float:
-        return size.left + size.inner_width * (n + 0.5) / max(1, len(self.hours))
+        return size.left + size.inner_width * (n + 0.5) / max(1, len(self.times))
 
     def _levels(self, scale: Scale) -> Iterator[str]:
         size = scale.size
@@ -154,17 +160,33 @@ class Chart:
             y = scale.y(self.mark)
             yield f'<line class="mark" {across} y1="{y:.1f}" y2="{y:.1f}"/>'
 
-    def _times(self, size: Size) -> Iterator[str]:
-        """Labels at round hours, with the date at midnight."""
-        count = len(self.hours)
-        days = -(-count // (_DAY * size.max_labels))
-        step = next((step for step in _STEPS if count <= step * size.max_labels), _DAY)
-        for n, hour in enumerate(self.hours):
-            if hour.hour % step or (step == _DAY and hour.toordinal() % days):
-                continue
-            text = f"{hour:%d %b}" if hour.hour == 0 else f"{hour:%H:%M}"
+    def _labels(self, size: Size) -> Iterator[str]:
+        """Labels at round times."""
+        for n, text in self._hours(size) if self._step_s >= _HOUR_S else self._minutes(size):
             x = min(self._x(size, n), size.width - size.text_width(text) / 2)
             yield f'<text class="tick" x="{x:.1f}" y="{size.height - 6}" text-anchor="middle">{text}</text>'
+
+    def _hours(self, size: Size) -> Iterator[tuple[int, str]]:
+        """Round hours, with the date at midnight."""
+        count = len(self.times)
+        days = -(-count // (_DAY * size.max_labels))
+        step = next((step for step in _STEPS if count <= step * size.max_labels), _DAY)
+        for n, hour in enumerate(self.times):
+            if hour.hour % step or (step == _DAY and hour.toordinal() % days):
+                continue
+            yield n, f"{hour:%d %b}" if hour.hour == 0 else f"{hour:%H:%M}"
+
+    def _minutes(self, size: Size) -> Iterator[tuple[int, str]]:
+        span_s = len(self.times) * self._step_s
+        step = next((step for step in _STEPS_S if span_s <= step * size.max_labels), _HOUR_S)
+        for n, time in enumerate(self.times):
+            if not time.timestamp() % step:
+                yield n, f"{time:%H:%M}" if step % 60 == 0 else f"{time:%H:%M:%S}"
+
+    @property
+    def _step_s(self) -> float:
+        """The seconds between two times."""
+        return (self.times[1] - self.times[0]).total_seconds() if len(self.times) > 1 else _HOUR_S
 
     def _shapes(self, scale: Scale) -> Iterator[str]:
         if self.band is not None:
@@ -182,8 +204,8 @@ class Chart:
             )
 
     def _columns(self, line: Series, scale: Scale) -> Iterator[str]:
-        """A column for each hour, all in one shape."""
-        half = scale.size.inner_width / max(1, len(self.hours)) / 2
+        """A column for each time, all in one shape."""
+        half = scale.size.inner_width / max(1, len(self.times)) / 2
         ground = f"{scale.y(0):.1f}"
         outline = [f"{scale.size.left},{ground}"]
         for n, value in enumerate(line.values):
@@ -210,14 +232,15 @@ class Chart:
                     f'<circle class="{line.color}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>' for x, y in segment
                 )
 
-    def _hover(self, n: int) -> str:
-        """A strip over one hour. The browser shows its title on hover."""
-        width = WIDE.inner_width / max(1, len(self.hours))
+    def _hover(self, size: Size, n: int) -> str:
+        """A strip over one time. The browser shows its title on hover."""
+        width = size.inner_width / max(1, len(self.times))
         values = [f"{line.name} {self._text(line.values[n])}" for line in self.lines if line.values[n] is not None]
-        text = escape(f"{self.hours[n]:%a %d %b %H:%M}: {', '.join(values) or 'nothing'}")
+        at = f"{self.times[n]:%a %d %b %H:%M}" if self._step_s >= _HOUR_S else f"{self.times[n]:%H:%M:%S}"
+        text = escape(f"{at}: {', '.join(values) or 'nothing'}")
         return (
-            f'<rect class="hover" x="{self._x(WIDE, n) - width / 2:.1f}" y="{TOP}" width="{width:.1f}" '
-            f'height="{WIDE.inner_height}"><title>{text}</title></rect>'
+            f'<rect class="hover" x="{self._x(size, n) - width / 2:.1f}" y="{TOP}" width="{width:.1f}" '
+            f'height="{size.inner_height}"><title>{text}</title></rect>'
         )
 
     def _text(self, value: float | None) -> str:

@@ -1,0 +1,53 @@
+"""The overview: what waits, what runs, what fails, and how fast it goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from holdfast.charts import Size
+from holdfast.core.job import JobState
+from holdfast.dashboard.page import Fragment, WebPage
+from holdfast.dashboard.pages.queues import queue_page, waiting
+from holdfast.dashboard.view import View
+from holdfast.store import PAGE_LIMIT, QueueStats
+
+BUSIEST = 6
+SIZES = (Size("wide", 1000, 190, 44, 11, 10), Size("narrow", 340, 180, 44, 11, 4))
+
+
+async def read_now(view: View) -> dict[str, Any]:
+    """Counts over the tenant's queues, and its workers."""
+    page = await queue_page(view, None, PAGE_LIMIT)
+    queues = [one for one in page.queues if view.sees(one.queue)]
+    counts: Counter[str] = Counter()
+    for one in queues:
+        counts.update(one.counts)
+    oldest = [one.oldest_ready_at for one in queues if one.oldest_ready_at is not None]
+    workers = await view.store.worker_page(view.tenant)
+    return {
+        "counts": counts,
+        "oldest": min(oldest, default=None),
+        "queues": sorted(queues, key=_busy, reverse=True)[:BUSIEST],
+        "waiting": waiting,
+        "more_queues": page.cursor is not None or len(queues) > BUSIEST,
+        "all_counted": page.cursor is None,
+        "workers": workers.workers,
+        "more_workers": workers.cursor is not None,
+        "paused": sum(one.paused for one in queues),
+    }
+
+
+async def read_rate(view: View) -> dict[str, Any]:
+    """The throughput of the last minutes, and the newest failures."""
+    rates = await view.source.rates.of(view.tenant, view.viewer.queues, view.sees)
+    return {"chart": rates.chart(), "rates": rates, "failures": rates.failures, "sizes": SIZES}
+
+
+def _busy(one: QueueStats) -> tuple[int, int, str]:
+    return waiting(one) + one.counts.get(JobState.LEASED, 0), one.counts.get(JobState.FAILED, 0), one.queue
+
+
+PAGE = WebPage(
+    "/", "Overview", "overview.html", {"now": Fragment(read_now), "rate": Fragment(read_rate)}, nav="Overview", key="o"
+)
