@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from contextlib import asynccontextmanager, closing
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import jwt
 import uvicorn
@@ -79,7 +79,7 @@ class TestIssuer:
 
     async def _token(self, request):
         self.asked.append("token")
-        form = await request.form()
+        form = dict(parse_qsl((await request.body()).decode()))
         known = self.codes.pop(form["code"], None)
         digest = base64.urlsafe_b64encode(hashlib.sha256(form["code_verifier"].encode()).digest()).decode().rstrip("=")
         if known is None or known["redirect_uri"] != form["redirect_uri"] or known["code_challenge"] != digest:

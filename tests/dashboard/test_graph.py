@@ -82,8 +82,13 @@ def test_a_large_flow_stays_bounded_and_has_every_step_once(some):
 
 
 def test_a_flow_of_forty_steps_is_drawn_step_by_step():
-    some = steps(**{f"s{n}": [f"s{n // 3 - 1}"] if n >= 3 else [] for n in range(MAX_PLAIN)})
-    assert sum(not box.is_rest for box in boxes_of(some)) >= MAX_PLAIN - MAX_ROWS
+    some = steps(**{f"s{n}": [f"s{n - 10}"] if n >= 10 else [] for n in range(MAX_PLAIN)})
+    assert len(boxes_of(some)) == MAX_PLAIN
+
+
+def test_a_small_flow_with_a_full_layer_is_grouped_by_type():
+    assert [len(box.places) for box in boxes_of(wide(MAX_ROWS))] == [1] * (MAX_ROWS + 2)
+    assert [len(box.places) for box in boxes_of(wide(MAX_ROWS + 1))] == [1, MAX_ROWS + 1, 1]
 
 
 class _Parts(HTMLParser):

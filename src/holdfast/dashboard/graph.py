@@ -18,7 +18,7 @@ from holdfast.flows.flow import StepRecord
 
 WIDTH, HEIGHT, GAP_X, GAP_Y, EDGE = 176, 46, 52, 14, 12
 MAX_PLAIN = 40
-"""A flow with more boxes than this is grouped."""
+"""A flow with more boxes than this, or with more than `MAX_ROWS` in a layer, is grouped."""
 MIN_GROUP = 3
 MAX_ROWS, MAX_LAYERS, MAX_LINES = 12, 40, 1500
 NAME_SHOWN, NAMED = 22, 8
@@ -45,16 +45,22 @@ def boxes_of(steps: Sequence[StepRecord]) -> list[Box]:
     """The boxes to draw, each after those before it, with layers and rows."""
     places = {step.name: place for place, step in enumerate(steps)}
     boxes = [Box([place], {places[name] for name in step.after}) for place, step in enumerate(steps)]
+    _set_layers(boxes)
     before = 0
-    while len(boxes) > MAX_PLAIN and len(boxes) != before:
+    while len(boxes) != before and _is_large(boxes):
         before = len(boxes)
         boxes = _alike(boxes, steps)
         if len(boxes) > MAX_PLAIN:
             boxes = _chains(boxes)
-    _set_layers(boxes)
+        _set_layers(boxes)
     boxes = _bounded(boxes)
     _set_rows(boxes)
     return boxes
+
+
+def _is_large(boxes: Sequence[Box]) -> bool:
+    """Whether there are too many boxes, in all or in a layer."""
+    return len(boxes) > MAX_PLAIN or max(Counter(box.layer for box in boxes).values(), default=0) > MAX_ROWS
 
 
 def _alike(boxes: Sequence[Box], steps: Sequence[StepRecord]) -> list[Box]:
@@ -126,6 +132,8 @@ def _behind(boxes: Sequence[Box]) -> list[set[int]]:
 
 def _set_layers(boxes: Sequence[Box]) -> None:
     """A box is one layer behind the last one that it waits for."""
+    for box in boxes:
+        box.layer = 0
     waiting = [len(box.after) for box in boxes]
     behind = _behind(boxes)
     ready = [n for n, count in enumerate(waiting) if not count]

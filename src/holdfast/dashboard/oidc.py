@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from hmac import compare_digest
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any, cast
 from urllib.error import HTTPError
@@ -97,7 +98,7 @@ class _Document(Struct):
     authorization_endpoint: str
     token_endpoint: str
     jwks_uri: str
-    token_endpoint_auth_methods_supported: list[str] = ["client_secret_basic"]
+    token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
 
 
 class _Answer(Struct):
@@ -259,6 +260,8 @@ class Issuer:
             return msgspec.json.decode(text, type=_Answer).id_token
         except HTTPError as error:
             _log.warning("the issuer refused a code", issuer=self.host, status=error.code)
+            if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise _unreachable() from None
             raise _refusal("The issuer did not accept the code of this login.") from None
         except _FAILURES as error:
             _log.warning("the issuer gave no token", issuer=self.host, error=type(error).__name__)
