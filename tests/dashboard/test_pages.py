@@ -8,7 +8,9 @@ from datetime import timedelta
 import pytest
 
 from holdfast import Permanent, Worker, job
+from holdfast.core.events import Event
 from holdfast.core.job import JobKey
+from holdfast.dashboard.histories import spans
 from tests.dashboard.support import operator_token, parsed, texts, token
 
 pytestmark = pytest.mark.asyncio
@@ -272,3 +274,42 @@ async def test_a_page_reads_a_bounded_amount(opened, monkeypatch):
         calls.clear()
         assert (await opened.browser().get(path, params={"tenant": "acme"})).status_code == 200
         assert len(calls) <= 24, (path, calls)
+
+
+async def test_of_a_long_log_a_jobs_page_reads_little_and_shows_its_record(opened, monkeypatch):
+    monkeypatch.setattr("holdfast.dashboard.histories.SCAN_LIMIT", 10)
+    queue = opened.queue()
+    await queue.enqueue_many(works.message("x").options(id=f"job-{n:03}") for n in range(100))
+    browser, reads = opened.browser(), []
+    events = opened.store.events
+
+    async def counted(*args):
+        reads.append(args)
+        return await events(*args)
+
+    monkeypatch.setattr(opened.store, "events", counted)
+    early = texts(await browser.get("/job?tenant=acme&queue=mail&id=job-003"))
+    assert not any("From the record alone" in text for text in early)
+    for _ in range(3):
+        late = texts(await browser.get("/job?tenant=acme&queue=mail&id=job-099"))
+        assert any("From the record alone" in text for text in late)
+        assert "enqueued" in late
+    assert len(reads) == 3
+
+
+async def test_spans_follow_the_events_of_a_job():
+    def event(kind, at, **data):
+        return Event(kind, "acme", "mail", "a", "x", at, 1, 1, "w", data)
+
+    found = spans(
+        [
+            event("enqueued", 0, visible_at=100), event("claimed", 150), event("extended", 160),
+            event("retried", 200, visible_at=500), event("claimed", 600), event("failed", 700),
+            event("replayed", 900, visible_at=900), event("claimed", 950),
+        ],
+        1000,
+    )  # fmt: skip
+    assert [(one.state, one.start, one.end) for one in found] == [
+        ("scheduled", 0, 100), ("ready", 100, 150), ("leased", 150, 200), ("retrying", 200, 500), ("ready", 500, 600),
+        ("leased", 600, 700), ("ready", 900, 950), ("leased", 950, 1000),
+    ]  # fmt: skip

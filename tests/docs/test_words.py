@@ -35,7 +35,7 @@ AREAS = {
         "bench/http",
         "SECURITY.md",
     ),
-    "dashboard": ("src/holdfast/dashboard/", "docs/howto/dashboard.md", r"docs/adr/0025"),
+    "dashboard": ("src/holdfast/dashboard/", "docs/howto/dashboard.md", r"docs/adr/0028"),
     "worker": (
         "src/holdfast/(worker|maintenance|migrate)/",
         "docs/howto/(run-in-production|move-a-tenant|fastapi).md",

@@ -73,13 +73,12 @@ def dashboard(
     On this machine it opens without a login and shows all tenants. On another --host it asks for a token of the HTTP
     API, so it needs the key that verifies them. With --oidc-issuer people log in there, on any --host.
     """
-    import asyncio
     import os
 
     from holdfast.cli.running import exit_on_term
 
     with needing("dashboard", "dashboard"):
-        from holdfast.service.listening import is_loopback, listen
+        from holdfast.service.listening import is_loopback, listen, run
         from holdfast.telemetry import logging
 
     oidc = oidc_settings(
@@ -96,7 +95,7 @@ def dashboard(
     logging.configure_lines("holdfast.audit")
     sock = listen(host, port, 30.0)
     given: dict[str, Any] = {"url": url, "blobs": blobs_url(blobs), "tenant": tenant or os.environ.get(TENANT_VARIABLE)}
-    asyncio.run(_serve(sock, tokens, oidc, **given))
+    run(_serve(sock, tokens, oidc, **given))
 
 
 async def _serve(

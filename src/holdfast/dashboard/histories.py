@@ -13,8 +13,9 @@ from holdfast.store import Store
 
 SCAN_LIMIT = 1000
 """The events that are read at a time."""
-FIRST_READS = 3
-"""How often the log is read for a job that is looked at for the first time. Later looks continue there."""
+FIRST_READS = 2
+"""How often the log is read for a job that is looked at for the first time. If that does not reach the end of the log,
+the record has to do; else later looks continue there."""
 MAX_KEPT = 200
 
 
@@ -22,6 +23,8 @@ class _Found(Struct):
     """The events of a job that were found, up to an offset."""
 
     offset: str | None = None
+    is_hopeless: bool = False
+    """The log is too long."""
     events: list[Event] = field(default_factory=list[Event])
 
 
@@ -76,13 +79,13 @@ class Histories:
 
     async def _read(self, job: Job, found: _Found) -> None:
         """Look for events of the job that are missing."""
-        for _ in range(1 if found.offset else FIRST_READS):
-            if found.events and found.events[-1].number >= job.events:
+        for _ in range(FIRST_READS):
+            if found.is_hopeless or (found.events and found.events[-1].number >= job.events):
                 return
             try:
                 page = await self._store.events(job.tenant, found.offset, SCAN_LIMIT)
             except EventsTrimmed:
-                found.offset, found.events = None, []
+                found.is_hopeless = True
                 return
             found.offset = page.next
             for event in page.events:
@@ -92,6 +95,7 @@ class Histories:
                     found.events.append(event)
             if not page.more:
                 return
+        found.is_hopeless = True
 
 
 _ENDS = {"completed": JobState.COMPLETED, "failed": JobState.FAILED, "canceled": JobState.CANCELED}

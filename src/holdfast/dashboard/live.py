@@ -21,18 +21,21 @@ import msgspec
 from holdfast.core.errors import HoldfastError
 from holdfast.dashboard.page import RENEW_S, WebPage
 from holdfast.dashboard.view import NotShown, View, Viewer
-from holdfast.store import ALL_HINTS, Signal, Store
+from holdfast.store import Hint, Signal, Store
 from holdfast.telemetry.logging import get_logger
 
 _log = get_logger(__name__)
 
-PACE_S, SLOWEST_S = 1.0, 5.0
-SHARE = 0.03
+PACE_S, SLOWEST_S = 1.0, 10.0
+SHARE = 0.02
 FETCH_S = 0.001
 """About what one viewer's fetch of a changed fragment costs."""
 BEAT_S = 15.0
 """How often a quiet stream says that it lives, and asks whether its viewer may still look."""
 MAX_STREAMS, MAX_STREAMS_PER_TENANT = 1000, 200
+
+HINTS = frozenset({Hint.EVENTS, Hint.READY})
+"""Every change that a page shows is in the log. A hint for each job that ended would add nothing but work."""
 
 Key = tuple[object, ...]
 
@@ -142,13 +145,14 @@ class LivePages:
         key = _key(page, name, view)
         if key not in self._watches:
             if self._unlisten is None:
-                self._unlisten = self._store.listen(self._hear, ALL_HINTS)
+                self._unlisten = self._store.listen(self._hear, HINTS)
             self._watches[key] = FragmentWatch(self, key, page, name, view)
         return self._watches[key]
 
     def _hear(self, signal: Signal) -> None:
-        for watch in [watch for watch in self.clean if watch.is_about(signal)]:
-            watch.mark()
+        if self.clean:
+            for watch in [watch for watch in self.clean if watch.is_about(signal)]:
+                watch.mark()
 
     def _leave(self, tenant: str) -> None:
         self._streams[tenant] -= 1

@@ -20,7 +20,7 @@ from holdfast.store import Store
 READ = 1000
 BUCKET_S = 5
 BUCKETS = 120
-FIRST_READS = 4
+FIRST_READS = 2
 FORGET_S = 30.0
 """A look after this long begins anew: what was logged meanwhile is not read."""
 KINDS = ("enqueued", "completed", "failed", "retried")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
@@ -40,6 +40,14 @@ def listen(host: str, port: int, stalled_s: float) -> socket.socket:
         raise InvalidOption("port", f"cannot listen on {host}:{port}: {error.strerror}") from None
     sock.set_inheritable(True)
     return sock
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run a server's coroutine on uvloop."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
 
 
 def is_loopback(host: str) -> bool:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from holdfast.core.errors import InvalidOption
 from holdfast.opening import make_store
+from holdfast.service import listening
 from holdfast.service.app import Mounted, make_app
 from holdfast.service.context import ServiceContext
 from holdfast.service.listening import Server
@@ -29,10 +30,7 @@ Mount = Callable[[ServiceContext], Mounted]
 
 def run(settings: ServiceSettings, sock: socket.socket, ready: Callable[[], None], mount: Mount | None = None) -> None:
     """Serve in this process, on uvloop."""
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, sock, ready=ready, mount=mount))
+    listening.run(serve(settings, sock, ready=ready, mount=mount))
 
 
 def check(settings: ServiceSettings, processes: int) -> None:

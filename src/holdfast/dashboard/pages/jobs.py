@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +16,9 @@ from holdfast.queue.inspect import states_of
 from holdfast.store import PAGE_LIMIT, ListQuery
 
 SHOWN = 50
-MAX_READS = 20
-"""The most reads of the store for one page: a filter may leave them empty. The next page continues there."""
+MAX_READS, READ_S = 20, 0.1
+"""The most reads of the store for one page, and how long they may take: a filter may leave them empty. The next page
+continues there."""
 
 
 async def read(view: View) -> dict[str, Any]:
@@ -54,13 +56,13 @@ async def _jobs(view: View, queues: Sequence[str]) -> tuple[list[Job], str | Non
     type = check_type(view.text("type")) if view.text("type") else None
     first, _, at = view.text("cursor").partition(",")
     jobs: list[Job] = []
-    reads = 0
+    reads, ends_at = 0, time.monotonic() + READ_S
     for queue in sorted(queues):
         if queue < first:
             continue
         cursor = at if queue == first else ""
         while True:
-            if len(jobs) >= SHOWN or reads >= MAX_READS:
+            if len(jobs) >= SHOWN or reads >= MAX_READS or time.monotonic() > ends_at:
                 return jobs, f"{queue},{cursor}"
             query = ListQuery(view.tenant, queue, states, type, error, cursor or None, SHOWN - len(jobs))
             page = await view.store.list(query)

@@ -6,11 +6,12 @@ from collections import Counter
 from typing import Any
 
 from holdfast.charts import Size
+from holdfast.core.errors import Unsupported
 from holdfast.core.job import JobState
 from holdfast.dashboard.page import Fragment, WebPage
 from holdfast.dashboard.pages.queues import queue_page, waiting
 from holdfast.dashboard.view import View
-from holdfast.store import PAGE_LIMIT, QueueStats
+from holdfast.store import PAGE_LIMIT, QueueStats, WorkerPage
 
 BUSIEST = 6
 SIZES = (Size("wide", 1000, 190, 44, 11, 10), Size("narrow", 340, 180, 44, 11, 4))
@@ -24,7 +25,7 @@ async def read_now(view: View) -> dict[str, Any]:
     for one in queues:
         counts.update(one.counts)
     oldest = [one.oldest_ready_at for one in queues if one.oldest_ready_at is not None]
-    workers = await view.store.worker_page(view.tenant)
+    workers = await _workers(view)
     return {
         "counts": counts,
         "oldest": min(oldest, default=None),
@@ -32,8 +33,8 @@ async def read_now(view: View) -> dict[str, Any]:
         "waiting": waiting,
         "more_queues": page.cursor is not None or len(queues) > BUSIEST,
         "all_counted": page.cursor is None,
-        "workers": workers.workers,
-        "more_workers": workers.cursor is not None,
+        "workers": None if workers is None else workers.workers,
+        "more_workers": workers is not None and workers.cursor is not None,
         "paused": sum(one.paused for one in queues),
     }
 
@@ -42,6 +43,14 @@ async def read_rate(view: View) -> dict[str, Any]:
     """The throughput of the last minutes, and the newest failures."""
     rates = await view.source.rates.of(view.tenant, view.viewer.queues, view.sees)
     return {"chart": rates.chart(), "rates": rates, "failures": rates.failures, "sizes": SIZES}
+
+
+async def _workers(view: View) -> WorkerPage | None:
+    """The living workers; None if the store does not list them."""
+    try:
+        return await view.store.worker_page(view.tenant)
+    except Unsupported:
+        return None
 
 
 def _busy(one: QueueStats) -> tuple[int, int, str]:

@@ -1,0 +1,83 @@
+"""The dashboard on every store: what it shows, what it does, and that it follows changes of other processes."""
+
+import uuid
+
+import pytest
+
+from holdfast import Permanent, Queue, Worker, job
+from tests.dashboard.support import served, site, texts
+from tests.dashboard.test_live import client, stream
+from tests.service.support import serving, token
+
+pytestmark = pytest.mark.asyncio
+
+
+@job(queue="mail", max_attempts=1)
+async def fails(text: str) -> str:
+    raise Permanent(text)
+
+
+@pytest.fixture(params=["memory", "file", "valkey", "postgres", "http"])
+async def url(request, tmp_path, monkeypatch):
+    if request.param == "valkey":
+        yield request.getfixturevalue("valkey").url(prefix=f"t{uuid.uuid4().hex[:12]}")
+    elif request.param == "postgres":
+        server, name = request.getfixturevalue("postgres"), f"t{uuid.uuid4().hex[:12]}"
+        server.sql(f"CREATE DATABASE {name}")
+        yield server.url(name)
+        server.sql(f"DROP DATABASE {name} WITH (FORCE)")
+    elif request.param == "http":
+        monkeypatch.setenv("HOLDFAST_TOKEN", token("acme"))
+        async with serving(f"file:{tmp_path}/data") as service:
+            yield f"http://127.0.0.1:{service.port}"
+    else:
+        yield f"file:{tmp_path}/data" if request.param == "file" else f"memory:{uuid.uuid4().hex}"
+
+
+async def test_the_pages_show_and_do_the_same_on_every_store(url):
+    async with site(url) as found, Queue(url, tenant="acme") as queue:
+        browser = found.browser()
+        await queue.enqueue(fails.message("no luck"), id="bad")
+        await queue.enqueue({"n": 1}, queue="press", id="waits")
+        worker = Worker(queue, jobs=[fails])
+
+        async def stop(_):
+            await worker.stop()
+
+        worker.on("failed", stop)
+        await worker.run()
+        assert {"mail", "press"} <= set(texts(await browser.get("/queues")))
+        assert {"bad", "waits"} <= set(texts(await browser.get("/jobs")))
+        assert "bad" in texts(await browser.get("/jobs?state=failed&error=luck"))
+        assert "Overview" in texts(await browser.get("/"))
+        shown = texts(await browser.get("/job?queue=mail&id=bad"))
+        assert {"failed", "Replay", "no luck", "enqueued", "claimed"} <= set(shown)
+        assert (await browser.act("/job/replay?queue=mail&id=bad")).status_code == 303
+        assert (await queue.get("bad", queue="mail")).state == "ready"
+        assert (await browser.act("/job/cancel?queue=press&id=waits")).status_code == 303
+        assert (await queue.get("waits", queue="press")).state == "canceled"
+        assert (await browser.act("/queues/pause", {"queue": "mail"})).status_code == 303
+        assert (await queue.stats("mail")).paused
+
+
+async def test_a_page_follows_what_another_handle_on_the_store_does(url, monkeypatch):
+    """By the store's hints: without them, the fragment would be read again after this long."""
+    monkeypatch.setattr("holdfast.dashboard.live.RENEW_S", 1000)
+    async with (
+        site(url) as found,
+        Queue(url, tenant="acme") as queue,
+        served(found) as base,
+        client(base) as browser,
+        stream(browser, "/queues", tenant="acme") as notices,
+    ):
+
+        async def shown():
+            return (await browser.get("/queues", params={"tenant": "acme", "fragment": "table"})).text
+
+        await anext(notices)
+        await queue.enqueue({"n": 1}, queue="press", id="waits")
+        while "press" not in (before := await shown()):
+            await anext(notices)
+        await queue.cancel("waits", queue="press")
+        await anext(notices)
+        assert await shown() != before
