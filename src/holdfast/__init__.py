@@ -93,7 +93,7 @@ __all__ = [
 ]
 
 
-# These bring asyncio along, which takes longer to load than all the rest: not before they are asked for.
+# Loaded at first use: they import asyncio, which takes longer than everything else.
 _LATER = {"Queue": "holdfast.queue.queue", "Worker": "holdfast.worker"}
 
 

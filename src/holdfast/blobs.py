@@ -32,21 +32,21 @@ _in_memory: dict[str, ObjectStore] = {}
 
 
 class BlobRef(Struct, frozen=True):
-    """Where a blob is, and its size and hash. A payload can contain it like any other value."""
+    """The name, size and hash of a blob. A payload can contain it like any other value."""
 
     name: str
     size: int
     sha256: str
 
 
-class _Place(Struct, frozen=True):
+class _BlobDirectory(Struct, frozen=True):
     """A directory of blobs, and the mode of the directories in it."""
 
     directory: Path
     mode: int
 
     def make(self, path: Path) -> None:
-        """Create a directory and its parents. Existing ones stay as they are. Raises StoreUnavailable."""
+        """Create a directory and its parents, unless they exist. Raises StoreUnavailable."""
         try:
             for place in reversed([path, *path.parents]):
                 if not place.exists():
@@ -64,7 +64,7 @@ class Blobs:
     In a directory, only the owner can read what it makes, whatever the umask. `file:./dir?group=1` adds the group.
     """
 
-    def __init__(self, store: ObjectStore, place: _Place | None = None) -> None:
+    def __init__(self, store: ObjectStore, place: _BlobDirectory | None = None) -> None:
         self._store = store
         self._place = place
 
@@ -85,7 +85,7 @@ class Blobs:
             if query not in ("", "group=0", "group=1"):
                 raise InvalidOption("blobs", "a directory has the option group=1 and no other")
             directory = Path(unquote(path.removeprefix("//")) if colon else text).absolute()
-            place = _Place(directory, _GROUP if query == "group=1" else _OWNER)
+            place = _BlobDirectory(directory, _GROUP if query == "group=1" else _OWNER)
             place.make(directory)
             return cls(LocalStore(prefix=directory), place)
         try:
@@ -108,16 +108,16 @@ class Blobs:
         return [Finding("warn", "blobs", f"other users can reach {len(wide)} files, {wide[0]} among them", cure)]
 
     async def put(self, name: str, data: bytes) -> None:
-        """Keep `data` under `name`. It is as durable as the blob store makes it when this returns."""
+        """Store `data` under `name`. When this returns, the blob store has acknowledged it."""
         from obstore import put_async
 
         if self._place is None:
-            await _carefully(put_async(self._store, name, data))
+            await _translated(put_async(self._store, name, data))
             return
         # Restrict the directory before anything is in it.
         path = self._place.directory / name
         self._place.make(path.parent)
-        await _carefully(put_async(self._store, name, data))
+        await _translated(put_async(self._store, name, data))
         with contextlib.suppress(FileNotFoundError):
             path.chmod(self._place.mode & 0o666)
 
@@ -125,7 +125,7 @@ class Blobs:
         """The bytes stored under `name`, or None."""
         from obstore import get_async
 
-        found = await _carefully(get_async(self._store, name))
+        found = await _translated(get_async(self._store, name))
         return None if found is None else bytes(await found.bytes_async())
 
     async def delete(self, names: Iterable[str]) -> None:
@@ -133,10 +133,10 @@ class Blobs:
         from obstore import delete_async
 
         for name in names:
-            await _carefully(delete_async(self._store, name))
+            await _translated(delete_async(self._store, name))
 
     async def add(self, tenant: str, data: bytes) -> BlobRef:
-        """Keep a tenant's payload under a name made from its content."""
+        """Store a tenant's payload under a name made from its content."""
         digest = hashlib.sha256(data).hexdigest()
         # The name is made from content and size: equal bytes are one blob, so a repeated put is harmless.
         ref = BlobRef(f"{_part(tenant)}/payloads/{digest}", len(data), digest)
@@ -144,7 +144,7 @@ class Blobs:
         return ref
 
     async def read(self, ref: BlobRef) -> bytes:
-        """The bytes of a blob. Raises InvalidPayload if they are gone or have changed."""
+        """The bytes of a blob. Raises InvalidPayload if they are missing or have changed."""
         data = await self.get(ref.name)
         if data is None:
             raise InvalidPayload(f"blob {ref.name!r} is not in the blob store")
@@ -179,7 +179,7 @@ def _part(name: str) -> str:
     return "=" + hashlib.sha256(name.encode()).hexdigest()
 
 
-async def _carefully(operation: Any) -> Any:
+async def _translated(operation: Any) -> Any:
     from obstore.exceptions import BaseError
 
     try:

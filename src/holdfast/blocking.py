@@ -30,13 +30,13 @@ __all__ = ["Queue", "Ticket", "current_job"]
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
-"""Waits for what a coroutine returns or raises, which runs in another thread's event loop."""
+"""Runs a coroutine in another thread's event loop and returns its result or raises its error."""
 
 _END = object()
 
 
 class _Background:
-    """The event loop that does the work, in a thread of its own, started when it is first needed."""
+    """An event loop in a thread of its own. Both are started when they are first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class _Background:
         self._thread: threading.Thread | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns or raises. An interrupt (Ctrl-C) cancels it and goes on to the caller."""
+        """Run `work` in the event loop and return its result. An interrupt (Ctrl-C) cancels it and is raised."""
         loop = self.started()
         if threading.current_thread() is self._thread:
             work.close()
@@ -85,7 +85,7 @@ os.register_at_fork(after_in_child=_background.forget)
 
 
 class _Blocking:
-    """Stands for an async object: its coroutine methods block, its async generators are iterators."""
+    """An async object for blocking code: its coroutine methods block, its async generators are iterators."""
 
     _run: Run
 
@@ -126,7 +126,7 @@ class Ticket(_Blocking):
 class Queue(_Blocking):
     """A store bound to one tenant, as holdfast.Queue, without await. Safe to share between threads.
 
-    In a forked child a Queue with a URL connects anew when it is next used.
+    In a forked child a Queue with a URL connects again when it is next used.
     """
 
     _kind: type[AsyncQueue] = AsyncQueue
@@ -145,14 +145,14 @@ class Queue(_Blocking):
         return self
 
     def close(self) -> None:
-        """Finish what is under way and let go of the store. Twice is harmless."""
+        """Finish calls in flight and close the connection to the store. Twice is harmless."""
         self._opened = False
         self._run(self._target().close())
 
     def enqueue_many(
         self, messages: Iterable[Any], *, on_refused: OnRefused | None = None, **options: Any
     ) -> list[Ticket]:
-        """As on holdfast.Queue. The messages are taken in the caller's thread, where their source may live."""
+        """As on holdfast.Queue. The iterable of messages is read in the caller's thread."""
         raising = raises_refusals(on_refused, options.get("connection"))
         source = iter(messages)
         tickets: list[Ticket] = []
@@ -185,7 +185,7 @@ class Queue(_Blocking):
         return self._queue
 
 
-class _Reached(Queue):
+class _ThreadQueue(Queue):
     """A Queue of a worker's event loop, without await, for a handler in a thread."""
 
     def __init__(self, queue: AsyncQueue, home: asyncio.AbstractEventLoop) -> None:
@@ -196,7 +196,7 @@ class _Reached(Queue):
         raise InvalidOption("client", "the handler has forked; make a Queue of its own in the child")
 
 
-class _Elsewhere:
+class _OtherLoopQueue:
     """A Queue of a worker's event loop, for a handler that awaits in another one."""
 
     def __init__(self, queue: AsyncQueue, home: asyncio.AbstractEventLoop) -> None:
@@ -217,7 +217,7 @@ class _Elsewhere:
         """It ends with the worker."""
 
     async def enqueue_many(self, messages: Any, **options: Any) -> Any:
-        """As on holdfast.Queue. The messages are taken in the caller's event loop, where their source may live."""
+        """As on holdfast.Queue. The iterable of messages is read in the caller's event loop."""
         if isinstance(messages, AsyncIterable):
             messages = [message async for message in cast("AsyncIterable[Any]", messages)]
         return await self._call(self._queue.enqueue_many, list(messages), **options)
@@ -246,19 +246,19 @@ class _Elsewhere:
 
 
 def for_caller(queue: Any, home: Any) -> Any:
-    """A Queue that belongs to the event loop `home`, as the caller can use it.
+    """Return a Queue of the event loop `home` in a form that the caller can use.
 
-    Itself in that loop; without await where no event loop runs; with await in another loop.
+    In that loop: the Queue itself. In a thread without an event loop: a blocking one. In another loop: one to await.
     """
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
-        return _Reached(queue, home)
-    return queue if running is home else _Elsewhere(queue, home)
+        return _ThreadQueue(queue, home)
+    return queue if running is home else _OtherLoopQueue(queue, home)
 
 
 def open_in_background(queue: Any) -> Any:
-    """Open an async Queue in the event loop of blocking queues; that loop."""
+    """Open an async Queue in the event loop of blocking queues. Returns that loop."""
     _background.run(queue.open())
     return _background.started()
 

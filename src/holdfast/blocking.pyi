@@ -13,8 +13,10 @@ from holdfast.flows.flow import Flow, FlowRecord
 from holdfast.jobs.context import CancelFlag
 from holdfast.jobs.definition import Message
 from holdfast.jobs.options import EnqueueOptions, ScheduleOptions, Seconds
+from holdfast.queue.bulk import BulkOptions, BulkStep
 from holdfast.queue.connection import Address
 from holdfast.queue.enqueue import OnRefused
+from holdfast.queue.filters import DeadFilter, JobFilter
 from holdfast.queue.records import Cancellation, Event, JobPage, JobRecord, Schedule, Stats, WorkerRecord
 from holdfast.queue.ticket import TicketStatus
 from holdfast.store import Capabilities, Reader, Store, TenantSettings
@@ -92,18 +94,15 @@ class Queue:
     def results_of(self, keys: Mapping[str, JobKey]) -> dict[str, Any]: ...
     def wait_for(self, key: JobKey, timeout: Seconds | None, *, known: bool, result_type: Any = ...) -> Any: ...
     def list(
-        self,
-        *,
-        queue: str | None = None,
-        state: JobState | str | Iterable[JobState | str] | None = None,
-        type: str | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
+        self, *, newest: bool = False, cursor: str | None = None, limit: int = 100, **chosen: Unpack[JobFilter]
     ) -> JobPage: ...
     def stats(self, queue: str | None = None) -> Stats: ...
     def queues(self) -> Sequence[Stats]: ...
     def workers(self) -> Sequence[WorkerRecord]: ...
     def cancel(self, id: str, *, queue: str | None = None, only_waiting: bool = False) -> Cancellation: ...
+    def cancel_where(self, *, running: bool = False, **options: Unpack[BulkOptions]) -> BulkStep: ...
+    def replay_where(self, **options: Unpack[BulkOptions]) -> BulkStep: ...
+    def purge_where(self, **options: Unpack[BulkOptions]) -> BulkStep: ...
     def dead_letters(
         self,
         *,
@@ -114,22 +113,10 @@ class Queue:
         cursor: str | None = None,
     ) -> JobPage: ...
     def replay(self, id: str, *, queue: str | None = None) -> Ticket[Any]: ...
-    def replay_many(
-        self,
-        ids: Iterable[str] | None = None,
-        *,
-        queue: str | None = None,
-        type: str | None = None,
-        error: str | None = None,
-    ) -> Sequence[Ticket[Any]]: ...
+    def replay_many(self, ids: Iterable[str] | None = None, **chosen: Unpack[DeadFilter]) -> Sequence[Ticket[Any]]: ...
     def purge(self, id: str, *, queue: str | None = None) -> PurgeStatus: ...
     def purge_dead_letters(
-        self,
-        *,
-        before: datetime | timedelta | None = None,
-        queue: str | None = None,
-        type: str | None = None,
-        error: str | None = None,
+        self, *, before: datetime | timedelta | None = None, **chosen: Unpack[DeadFilter]
     ) -> int: ...
     def set_result_ttl(self, id: str, ttl: timedelta | float, *, queue: str | None = None) -> TtlStatus: ...
     def schedule(

@@ -85,7 +85,7 @@ class TenantCounts(Struct, eq=False):
     counted: tuple[int, int, int] = (0, 0, 0)
     """The same counters when the read of `usage` began. Reads may overlap: each belongs to its own counters."""
     queues: set[str] = field(default_factory=set[str])
-    """Queues that this process has enqueued to, at most as many as the tenant may have. Some may be gone by now."""
+    """Queues that this process has enqueued to, at most as many as the tenant may have. Some may no longer exist."""
     flows: int | None = None
     """Running flows: those read, and those started here since. None before the first read."""
     starts_flows: bool = False
@@ -133,7 +133,7 @@ class TenantCounts(Struct, eq=False):
         self.set_budgets(self.budgets)
 
     def set_budgets(self, budgets: Budgets) -> None:
-        """Judge by these budgets from now on."""
+        """Use these budgets from now on."""
         self.budgets = budgets
         if self.usage is not None:
             jobs, size, queues = self.counted
@@ -251,7 +251,7 @@ class BudgetEnforcer:
     async def _keys_to_come(self, items: Sequence[NewJob], refused: Collection[int]) -> set[tuple[str, ...]]:
         """The keys that admitted items of this batch take: later items with such a key are their duplicates. [ENQ-3]
 
-        An item whose id exists takes no key, so the item behind it would become a job that was never counted.
+        An item whose id exists takes no key: a later item with its key becomes a job, which must be counted.
         """
         wanted = {_key_scope(items[n]) for n in refused}
         first = [item for n, item in enumerate(items) if n not in refused and _key_scope(item) in wanted - {None}]

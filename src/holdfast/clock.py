@@ -26,4 +26,4 @@ def _counting_suspend() -> Callable[[], float]:
 
 
 boot_time = _counting_suspend()
-"""Seconds since some moment in the past. A lease that ran out during a suspend is over when the machine wakes up."""
+"""Seconds since some moment in the past. A lease that expired during a suspend is over at the resume."""

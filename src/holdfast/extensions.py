@@ -65,7 +65,7 @@ class Pooled(Protocol):
 
     @property
     def calls_at_once(self) -> int:
-        """How many calls, other than extends, one handle can have under way."""
+        """How many calls, other than extends, one handle can have in flight."""
         ...
 
 
@@ -81,7 +81,7 @@ class LogRange(Struct, frozen=True):
 class SplitLog(Protocol):
     """A store whose log can be read in ranges, in parallel, between fixed offsets. [EVENT-2]
 
-    All methods raise EventsTrimmed if a part of what they read is gone, and InvalidOption for a text that is no offset.
+    All methods raise EventsTrimmed if a part of what they read is gone, and InvalidOption for an invalid offset.
     """
 
     async def bounds(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
@@ -99,7 +99,7 @@ class SplitLog(Protocol):
         ...
 
     async def split(self, after: str, end: str, size: int) -> Sequence[LogRange]:
-        """Cut what is between two offsets into ranges of about `size` events, in log order within each shard."""
+        """Cut the log between two offsets into ranges of about `size` events, in log order within each shard."""
         ...
 
     async def read(self, log_range: LogRange, limit: int) -> LogPage:
@@ -146,12 +146,12 @@ class TypeCatalog(Protocol):
     """A store that answers itself which job types the workers of a tenant run. See `known_types`."""
 
     async def known_types(self, tenant: str) -> KnownTypes:
-        """The job types that the living workers of this tenant run."""
+        """The job types that the live workers of this tenant run."""
         ...
 
 
 async def known_types(store: Store, tenant: str) -> KnownTypes:
-    """The job types that living workers run for this tenant: its own workers, and those for all tenants."""
+    """The job types that live workers run for this tenant: its own workers, and those for all tenants."""
     if isinstance(store, TypeCatalog):
         return await store.known_types(tenant)
     return KnownTypes.of(await store.workers(tenant))

@@ -1,13 +1,13 @@
-"""What a store declares of itself: where its data is, what it needs, how its offsets are built.
+"""What a store declares about itself: where its data is, what it needs, how its offsets are built.
 
-A declaration is beside the opener that an entry point names, in a module that loads without the store's driver:
+The decorator is on the opener that an entry point names, in a module that loads without the store's driver:
 
     @store_kind(install="holdfast-tiny[driver]", space_option="prefix")
     def open_tiny(url: StoreUrl) -> TinyStore:
         from tiny_store.store import TinyStore
         ...
 
-An opener without one has the defaults. No other module compares with a store's name.
+An opener without the decorator gets the defaults. No other module compares the name of a store.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any, Literal, TypeVar
 from msgspec import Struct
 
 GROUP = "holdfast.stores"
-"""The group of entry points that has the stores, our own and those of other packages, by scheme."""
+"""The entry-point group that lists stores by scheme: Holdfast's own and those of other packages."""
 _KIND = "holdfast_store_kind"
 
 
 class OffsetForm(Struct, frozen=True):
-    """How the offsets of a store become positions. An offset is whole numbers, joined by dots.
+    """How the offsets of a store become positions. An offset is a text of whole numbers, joined by dots.
 
-    Positions are texts that sort in log order within a shard; see `pipeline.positions`.
+    Positions are strings that sort in log order within a shard; see `pipeline.positions`.
     """
 
     by_shard: bool = False
-    """Each number is the position in one shard. Otherwise all of them are one position, in the only shard."""
+    """Whether each number is the position in one shard. If not, all of them together are one position."""
     used: int | None = None
-    """How many numbers make positions, from the first. Those after them are check values. None: all."""
+    """How many numbers are used for positions, from the first on. The others are check values. None: all."""
 
 
 class StoreKind(Struct, frozen=True):

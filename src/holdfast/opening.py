@@ -1,4 +1,4 @@
-"""Store URLs: parse, check, show and open them. What differs from store to store, `kinds` says."""
+"""Store URLs: parse, check, show and open them. `kinds` has what differs between stores."""
 
 from __future__ import annotations
 

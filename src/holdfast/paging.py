@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from heapq import nsmallest
+from functools import partial
+from heapq import heappop, heappush, nlargest, nsmallest
 from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import (
@@ -13,8 +16,9 @@ from holdfast.core.errors import (
     InvalidOption,
 )
 from holdfast.core.job import WAITING, Job, JobState
+from holdfast.core.listing import Place, cursor_text, parse_cursor, place_of
 from holdfast.core.names import OPERATOR, check_queue, check_tenant, join_key
-from holdfast.store import ListQuery, Page, QueueStats, TenantPage
+from holdfast.store import PAGE_LIMIT, ListQuery, Page, QueuePage, QueueStats, TenantPage
 
 
 class _HasCursor(Protocol):
@@ -36,7 +40,7 @@ async def pages(read: Callable[[str | None], Awaitable[P]]) -> AsyncIterator[P]:
             return
 
 
-QUEUES_LOOKED_AT = 1000
+QUEUES_READ = 1000
 """The most queues that one page of tenants reads to find those with jobs."""
 
 
@@ -66,9 +70,9 @@ def tenant_cursor(cursor: str | None) -> tuple[str, str]:
 def tenant_page_of(
     with_jobs: Sequence[str], with_settings: Sequence[str], stop: tuple[str, str] | None, limit: int
 ) -> TenantPage:
-    """A page of the next tenants with jobs and of the next with settings, given where the look for jobs ended.
+    """A page of the next tenants with jobs and of the next with settings. `stop`: where the search for jobs ended.
 
-    That is behind a tenant, or in the middle of one: of that one it is not known yet whether it has jobs.
+    It is after a tenant, or inside one whose jobs have not been found yet.
     """
     names = sorted({*with_jobs, *with_settings} - {OPERATOR})
     if stop is not None:
@@ -78,17 +82,109 @@ def tenant_page_of(
     return TenantPage(names, None if stop is None else join_key(*stop))
 
 
-BEHIND_ALL = "\x7f"
-"""A text behind the names of all queues."""
+AFTER_ALL = "\x7f"
+"""A text that sorts after the names of all queues."""
 
 _TENANT_CURSOR = re.compile(r"([0-9]{1,3}):(.*)", re.ASCII)
+
+
+# Lists by time. ------------------------------------------------------------------------------------------------
+
+X = TypeVar("X")
+Part = tuple[Sequence[tuple[Place, X]], Place | None]
+"""The next items of a list, and the place that the rest comes before; None: there is no rest."""
+
+
+async def merged(
+    reads: Sequence[Callable[[Place], Awaitable[Part[X]]]], before: Place
+) -> AsyncIterator[tuple[Place, X | None]]:
+    """The items of several lists, the latest first. A list is read on only when its next item may be the next of all.
+
+    Before each further read comes a place without an item: all items after it have come.
+    """
+    rests = dict.fromkeys(range(len(reads)), before)
+    found: list[tuple[Place, int, X]] = []
+    while rests or found:
+        if rests:
+            number = max(rests, key=rests.__getitem__)
+            place = rests[number]
+            if not found or _later(place, found[0]):
+                yield place, None
+                items, rest = await reads[number](place)
+                for (time, seq), item in items:
+                    heappush(found, ((-time, -seq), number, item))
+                if rest is None:
+                    del rests[number]
+                else:
+                    rests[number] = rest
+                continue
+        (time, seq), _, item = heappop(found)
+        yield (-time, -seq), item
+
+
+def _later(place: Place, first: tuple[Place, int, object]) -> bool:
+    return place > (-first[0][0], -first[0][1])
+
+
+class _Lists(Protocol):
+    async def list(self, query: ListQuery) -> Page: ...
+
+    async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage: ...
+
+    async def now(self) -> int: ...
+
+
+async def list_across(store: _Lists, query: ListQuery) -> Page:
+    """A page by time over all queues of a tenant, from the lists of single queues.
+
+    The order holds among 100 queues; those of a tenant with more come 100 by 100, by name. A page makes at most two
+    reads for each queue, and they share what it may read: it may be short or empty and still have a cursor.
+    """
+    _, group = parse_cursor(query.cursor)
+    names, following = await _group(store, query, group)
+    most = 2 * len(names)
+    reads = now = 0
+    part = replace(query, limit=query.limit // max(1, len(names)) + 1, scan=max(1, query.scan // max(1, most)))
+
+    async def read(name: str, before: Place) -> Part[Job]:
+        nonlocal reads, now
+        reads += 1
+        page = await store.list(replace(part, queue=name, queues=None, cursor=cursor_text(before)))
+        now = page.now
+        rest = None if page.cursor is None else parse_cursor(page.cursor)[0]
+        return [(place_of(job), job) for job in page.jobs], rest
+
+    jobs: list[Job] = []
+    last = query.before()
+    async for place, job in merged([partial(read, name) for name in names], last):
+        if len(jobs) == query.limit or (job is None and reads >= most):
+            return Page(jobs, cursor_text(last, group), now)
+        last = place
+        if job is not None:
+            jobs.append(job)
+    return Page(jobs, cursor_text(None, following) if following else None, now or await store.now())
+
+
+async def _group(store: _Lists, query: ListQuery, after: str) -> tuple[list[str], str | None]:
+    """The next queues that a list covers, and the last of them if there are more."""
+    if query.queues is not None:
+        return name_page(query.queues, after, PAGE_LIMIT)
+    page = await store.queue_page(query.tenant, after or None, PAGE_LIMIT)
+    return [stats.queue for stats in page.queues if query.includes(stats.queue)], page.cursor
 
 
 # For stores that have all jobs of a tenant queue at hand. ------------------------------------------------------
 
 
 def list_page(jobs: Iterable[Job], query: ListQuery, now: int) -> Page:
-    """The page that `query` asks for, of all jobs of its tenant queue. The records are copies."""
+    """The page that `query` asks for, of all jobs of its queue, or of its tenant. The records are copies."""
+    if query.newest:
+        before = query.before()
+        places = ((place_of(job), job) for job in jobs if query.matches(job, now))
+        latest = nlargest(query.limit + 1, (pair for pair in places if pair[0] < before), key=lambda pair: pair[0])
+        more = len(latest) > query.limit
+        shown = [shown_job(job, now) for _, job in latest[: query.limit]]
+        return Page(shown, cursor_text(latest[query.limit - 1][0]) if more else None, now)
     after = _parse_position(query.cursor)
     found = ((_list_position(job), job) for job in jobs if query.matches(job, now))
     page = nsmallest(query.limit + 1, (pair for pair in found if pair[0] > after), key=lambda pair: pair[0])

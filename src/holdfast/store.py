@@ -19,10 +19,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from holdfast.core import lifecycle
 from holdfast.core.budgets import TenantSettings, Usage
 from holdfast.core.errors import JobNotFound, NotReplayable, QuotaExceeded
-from holdfast.core.events import Event, EventColumns, Gap, fingerprint
+from holdfast.core.events import Event, EventColumns, Gap
 from holdfast.core.explain import Standing
 from holdfast.core.job import (
     DAY,
@@ -52,6 +51,7 @@ from holdfast.core.job import (
     TtlStatus,
 )  # fmt: skip
 from holdfast.core.lease import Refusal
+from holdfast.core.listing import ListQuery
 from holdfast.core.policy import TypeInfo
 
 EnqueueAnswer = Queued | Duplicate | AlreadyCompleted | QuotaExceeded
@@ -71,7 +71,7 @@ REPAIR_LIMIT = 100
 """The most expired leases that one claim ends before it looks for jobs. [LEASE-3]"""
 
 PAGE_LIMIT = 100
-"""The most queues, tenants or workers that one page looks at."""
+"""The most queues, tenants or workers that one page reads."""
 
 
 class Capabilities(Struct, frozen=True):
@@ -95,7 +95,7 @@ class Capabilities(Struct, frozen=True):
 
 
 class Hint(StrEnum):
-    """What may have changed. A hint carries no data: its receiver looks for itself."""
+    """What may have changed. A hint carries no data: its receiver reads the store."""
 
     READY = "ready"
     """A job may have become claimable."""
@@ -122,33 +122,6 @@ class Signal(Struct, frozen=True):
 
 Listener = Callable[[Signal], None]
 ALL_HINTS = frozenset(Hint)
-
-
-class ListQuery(Struct, frozen=True):
-    """Which jobs to list: waiting ones in claim order, leased ones by deadline, finished ones by time of ending.
-
-    `type` and `error` filter while paging: a page may be empty and still have a cursor.
-    """
-
-    tenant: str
-    queue: str
-    states: frozenset[JobState] = frozenset(JobState)
-    type: str | None = None
-    error: str | None = None
-    """The last error's exact type or fingerprint, or a part of its message."""
-    cursor: str | None = None
-    limit: int = 100
-
-    def matches(self, job: Job, now: int) -> bool:
-        """Whether a job of this tenant and queue belongs in the list at `now`."""
-        if lifecycle.forgotten(job, now) or lifecycle.shown(job, now) not in self.states:
-            return False
-        if self.type is not None and job.envelope.type != self.type:
-            return False
-        if self.error is None:
-            return True
-        last = job.errors[-1] if job.errors else None
-        return last is not None and (self.error in (last.type, fingerprint(last)) or self.error in last.message)
 
 
 class Page(Struct, frozen=True):
@@ -184,7 +157,7 @@ class TenantPage(Struct, frozen=True):
 
 
 class WorkerPage(Struct, frozen=True):
-    """Living workers, by id. A page may be empty and still have a cursor."""
+    """Live workers, by id. A page may be empty and still have a cursor."""
 
     workers: list[WorkerInfo]
     cursor: str | None
@@ -320,7 +293,7 @@ class Store(Protocol):
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Ready -> leased, in claim order and in fair turns. [CLAIM-1 to CLAIM-5, TENANT-4]
 
-        First ends a bounded number of expired leases. [LEASE-3] Never waits: an empty answer says when to look again.
+        First ends a bounded number of expired leases. [LEASE-3] Never waits: an empty answer says when to claim again.
         """
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
@@ -350,7 +323,7 @@ class Store(Protocol):
         """Jobs as they are, or None. A job that has become due shows as ready. [TENANT-2]"""
 
     async def list(self, query: ListQuery) -> Page:
-        """A page of one queue's jobs."""
+        """A page of one queue's jobs or, by time, of all queues of a tenant. A bounded read, whatever it finds."""
 
     async def standing(self, key: JobKey) -> Standing | None:
         """What a job waits for in its queue, at one instant; None if there is no such job. [TENANT-2]
@@ -410,7 +383,7 @@ class Store(Protocol):
         """Stop handing out a queue's jobs, or start again. [CLAIM-5]"""
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
-        """Set what is not None. A quota on the tenant limits all its queues together. [TENANT-4, TENANT-5]
+        """Set the fields that are not None. A quota on the tenant limits all its queues together. [TENANT-4, TENANT-5]
 
         Budgets apply to this handle at once, to others within 10 s.
         """
@@ -425,13 +398,13 @@ class Store(Protocol):
         """
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
-        """Record a worker's heartbeat. It counts as living for `ttl_ms`; 0 signs it off."""
+        """Record a worker's heartbeat. It counts as live for `ttl_ms`; 0 signs it off."""
 
     async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
-        """Living workers that serve the tenant (None: any), by id."""
+        """Live workers that serve the tenant (None: any), by id."""
 
     async def worker_page(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> WorkerPage:
-        """Living workers among the next `limit` after a cursor."""
+        """Live workers among the next `limit` after a cursor."""
 
     async def reap(self, limit: int, random: float) -> Reaped:
         """Expired -> retrying, or failed if no attempts are left: up to `limit`, oldest first. [LEASE-3, RETRY-2]"""

@@ -29,7 +29,7 @@ def test_sqlite_alone_is_measured(tmp_path):
     assert all(figures.median(measure, disk.NAME) > 0 for measure in (MOVED, SETTLED))
 
 
-def test_a_program_of_ours_starts():
+def test_a_bench_program_starts():
     figures = Figures()
     starts.starts(figures, times=1)
     assert figures.median(IMPORT, OURS) > 0

@@ -31,7 +31,7 @@ def test_every_peer_is_in_the_list(ground):
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.environment)
-def test_a_peer_has_its_files_its_pins_and_a_word_of_how_it_was_set(peer):
+def test_a_peer_has_its_files_its_pins_and_a_note_on_its_settings(peer):
     files = [word for word in (*peer.driver, *peer.worker) if word.endswith((".py", ".cjs"))]
     apps = [f"{word}.py" for word in peer.driver if word.endswith("_app")]
     assert files + apps
@@ -47,7 +47,7 @@ def test_a_peer_says_what_it_does_not_do():
     assert [peer.name for peer in PEERS if not peer.lacks] == ["BullMQ"]
 
 
-def test_names_are_told_apart():
+def test_similar_names_of_peers_are_kept_apart():
     assert len({peer.name for peer in PEERS}) == len({peer.environment for peer in PEERS}) == len(PEERS)
 
 

@@ -146,7 +146,7 @@ def test_a_file_is_held_to_the_disk_and_to_how_soon_a_program_is_there():
     assert re.search(r"^\| drain \| huey, .* \| 0\.52 \|$", section, re.MULTILINE)  # Beside the raw limit.
 
 
-def test_who_has_no_bulk_call_is_compared_by_the_best_it_has():
+def test_a_peer_without_a_bulk_call_is_compared_by_its_best_call():
     figures = Figures()
     figures.add("awaited enqueue", "huey", 3_000)
     figures.add("concurrent enqueue", "platformatic", 20_000)
@@ -156,7 +156,7 @@ def test_who_has_no_bulk_call_is_compared_by_the_best_it_has():
     assert [tables_peers.best(figures, kind, names).name for kind in kinds] == ["huey", "platformatic", "platformatic"]
 
 
-def test_one_process_of_ours_stands_beside_all_cores_of_theirs():
+def test_one_process_of_holdfast_is_compared_with_all_cores_of_a_peer():
     figures = Figures()
     for subject, measure, value in (
         ("valkey", "drain", 8_000),
@@ -181,7 +181,7 @@ def test_many_peers_are_shown_a_few_at_a_time():
     assert ["best in Python" in str(names) for names in headers] == [False, True]
 
 
-def test_what_was_not_measured_is_neither_reached_nor_missed():
+def test_an_unmeasured_goal_is_neither_reached_nor_missed():
     assert {goal.verdict for goal in goals.on_postgres(Figures(), ["PgQueuer"], ["graphile-worker"])} == {
         "not measured"
     }

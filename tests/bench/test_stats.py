@@ -12,14 +12,14 @@ def test_equal_ratios_have_an_interval_without_width():
     assert stats.interval([2.0] * 5) == pytest.approx((2.0, 2.0, 2.0))
 
 
-def test_the_interval_is_the_same_whoever_is_divided_by_whom():
+def test_the_interval_does_not_depend_on_the_direction_of_the_ratio():
     ratios = [0.8, 1.1, 1.3, 0.9, 1.0]
     forth, back = stats.interval(ratios), stats.interval([1 / ratio for ratio in ratios])
     assert forth == pytest.approx((1 / back.middle, 1 / back.high, 1 / back.low))
     assert forth.low < forth.middle < forth.high
 
 
-def test_the_interval_is_students():
+def test_the_interval_uses_students_t():
     # Logarithms 0 and 1: their mean is 0.5, their standard error 0.5, and t for one degree of freedom 12.706.
     assert stats.interval([1.0, math.e]) == pytest.approx([math.exp(0.5 + side * 12.706 * 0.5) for side in (0, -1, 1)])
 
@@ -33,7 +33,7 @@ def test_more_rounds_make_it_narrower_beyond_the_table_too():
     assert few.low < many.low < 1 < many.high < few.high
 
 
-def test_a_round_that_one_missed_says_nothing():
+def test_a_round_with_a_missing_value_does_not_count():
     assert stats.pairs([2.0, 4.0, 6.0], [1.0, 2.0]) == [2.0, 2.0]
 
 

@@ -12,7 +12,7 @@ ROUNDS, JOBS, CREW = 5, 100, 2
 
 
 async def kill_at_any_moment(zygote, queue, url, log, chance):
-    """Have workers killed at random moments, round after round, and all jobs done in the end; the ids of the jobs."""
+    """Kill workers at random moments, round after round, until all jobs are done. Returns the ids of the jobs."""
     ids = []
     for _ in range(ROUNDS):
         new = [f"job-{len(ids) + n}" for n in range(JOBS)]
@@ -33,7 +33,7 @@ async def kill_at_any_moment(zygote, queue, url, log, chance):
 
 
 async def drain(zygote, queue, url):
-    """Let a healthy worker do what is left."""
+    """Let a healthy worker run the remaining jobs."""
     pid = await zygote.start(url, concurrency=50)
     await eventually(
         queue.stats,

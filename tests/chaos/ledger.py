@@ -9,7 +9,7 @@ ENDS_LEASE = {"completed", "retried", "released", "expired", "failed", "canceled
 
 
 async def all_jobs(store, keys):
-    """The jobs under these keys, however many."""
+    """The jobs under these keys, in any number."""
     jobs = []
     for start in range(0, len(keys), 1000):
         jobs += await store.get(keys[start : start + 1000])
@@ -17,7 +17,7 @@ async def all_jobs(store, keys):
 
 
 async def check(store, tenant, ids):
-    """Every job is there and in one state; leases never overlap; attempts are exact; nothing completed twice.
+    """Every job exists in one state, leases never overlap, attempts are exact, and no job completed twice.
 
     Returns the jobs by id.
     """

@@ -26,7 +26,7 @@ WORKERS = 2
 
 
 def application(version):
-    """The jobs of one version. All have one attempt: whatever counts one that did not run kills the job."""
+    """The jobs of one version. Each has one attempt: an attempt that is counted without a run fails the job."""
     if version == 1:
 
         @job(name="mail", max_attempts=1)
@@ -80,7 +80,7 @@ class Fleet:
         self.exits = Counter()
 
     async def start(self, queue, version):
-        """Start one, and wait until the store knows it."""
+        """Start a process, and wait until the store lists its worker."""
         command = [sys.executable, "-m", "tests.chaos.rolling", "worker", str(version), self.url]
         process = await asyncio.to_thread(subprocess.Popen, command)
         self.running.append(process)
@@ -91,7 +91,7 @@ class Fleet:
         )
 
     async def end(self, process):
-        """SIGTERM, and its exit code."""
+        """Send SIGTERM. Returns the exit code."""
         process.send_signal(signal.SIGTERM)
         self.running.remove(process)
         self.exits[await asyncio.to_thread(process.wait, 60)] += 1
@@ -103,7 +103,7 @@ class Fleet:
 
 
 async def produce(queue, stop, tickets):
-    """Jobs of both versions, as producers of both enqueue them, until told to stop."""
+    """Enqueue jobs of both versions, as their producers do, until stopped."""
     old, new = application(1), application(2)
     n = 0
     while not stop.is_set():
@@ -117,7 +117,7 @@ async def produce(queue, stop, tickets):
 
 
 async def deploy(url, seconds=0.0):
-    """One deploy after the other, to the new version and back, once at least: what came of it, and what is wrong."""
+    """Deploy the new version and the old one in turns, at least once. Returns the jobs, and what is wrong."""
     end = time.monotonic() + seconds
     fleet, tickets, stop = Fleet(url), [], asyncio.Event()
     async with Queue(url, tenant=TENANT) as queue:

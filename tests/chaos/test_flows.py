@@ -42,7 +42,7 @@ def diamond(log):
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_flow_whose_leader_is_killed_goes_on_and_no_step_is_two_jobs(zygote, queue, url, log, step):
+async def test_a_flow_whose_leader_is_killed_continues_and_no_step_becomes_two_jobs(zygote, queue, url, log, step):
     seed = int(os.environ.get("HOLDFAST_SEED", random.randrange(2**32)))
     print(f"HOLDFAST_SEED={seed}")  # noqa: T201 - shown with a failure, to replay it
     chance = random.Random(seed)

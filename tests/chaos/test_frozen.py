@@ -23,13 +23,13 @@ async def noted(log, word, id_):
 
 
 async def is_over(store, id_):
-    """Whether the lease has run out by the store's clock."""
+    """Whether the lease has expired by the store's clock."""
     [job] = await store.get([JobKey(TENANT, "default", id_)])
     return await store.now() > job.deadline
 
 
 async def take_over(queue, id_, outcome):
-    """Claim the job whose lease has run out, and complete it in the name of another worker."""
+    """Claim the job whose lease has expired, and complete it as another worker."""
     await queue.store.shift_clock(60_000)
     [job] = (await queue.store.claim(ClaimRequest(TENANT, ("default",), 1, 30_000, "another"))).jobs
     assert job.id == id_
@@ -82,8 +82,8 @@ async def test_a_worker_frozen_at_a_step_changes_nothing(zygote, queue, url, log
     assert (jobs["x"].state, jobs["x"].result.data) == (JobState.COMPLETED, b'"another"')
 
 
-async def test_a_worker_frozen_past_its_own_clock_sends_nothing(zygote, queue, url, log, tmp_path):
-    """By its own clock the lease is over, though the store's clock was never moved: it does not even ask."""
+async def test_a_worker_frozen_past_its_lease_sends_nothing(zygote, queue, url, log, tmp_path):
+    """By its own clock the lease is over, although the store's clock was never moved: it sends nothing."""
     go_on = tmp_path / "go on"
     await queue.enqueue(wait_for_file.message(log, str(go_on)), id="x")
     pid = await zygote.start(url, log=log, lease_s=1)

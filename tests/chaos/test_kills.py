@@ -44,7 +44,7 @@ STORE_STEPS = {
 
 
 @pytest.mark.parametrize("kind, step", [(kind, step) for kind, own in STORE_STEPS.items() for step in [*STEPS, *own]])
-async def test_nothing_is_lost_and_nothing_happens_twice(zygote, queue, url, log, kind, step):
+async def test_no_job_is_lost_and_none_takes_effect_twice(zygote, queue, url, log, kind, step):
     seed = int(os.environ.get("HOLDFAST_SEED", random.randrange(2**32)))
     print(f"HOLDFAST_SEED={seed}")  # noqa: T201 - shown with a failure, to replay it
     chance = random.Random(seed)
@@ -82,8 +82,8 @@ async def test_nothing_is_lost_and_nothing_happens_twice(zygote, queue, url, log
         assert (job.id, job.token) in effects
 
 
-async def test_killed_at_any_moment(zygote, queue, url, log):
-    """Not at a step but from outside, whatever they are at: also while a statement is on its way to a server."""
+async def test_workers_may_be_killed_at_any_moment(zygote, queue, url, log):
+    """The kill comes from outside, at any moment, even while a statement is being sent to a server."""
     seed = int(os.environ.get("HOLDFAST_SEED", random.randrange(2**32)))
     print(f"HOLDFAST_SEED={seed}")  # noqa: T201 - shown with a failure, to replay it
     ids = await kill_at_any_moment(zygote, queue, url, log, random.Random(seed))

@@ -17,7 +17,7 @@ from tests.chaos.workers import TENANT, notes, poison, work
 GOOD = 40
 
 
-async def test_a_poison_job_reaches_the_dead_letters_and_others_flow(zygote, queue, url, log):
+async def test_a_poison_job_becomes_a_dead_letter_and_others_run(zygote, queue, url, log):
     await queue.enqueue(poison.message(log), id="poison")
     good = [f"good-{n}" for n in range(GOOD)]
     await queue.enqueue_many([work.message(log).options(id=id_) for id_ in good])

@@ -25,7 +25,7 @@ async def started(log, count):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_it_finishes_what_runs_and_gives_back_the_rest(zygote, queue, url, log, tmp_path, number):
+async def test_sigterm_finishes_running_jobs_and_releases_the_others(zygote, queue, url, log, tmp_path, number):
     go_on = tmp_path / "go on"
     ids = [f"job-{n}" for n in range(6)]
     await queue.enqueue_many([wait_politely.message(log, str(go_on)).options(id=id_) for id_ in ids])
@@ -42,7 +42,7 @@ async def test_it_finishes_what_runs_and_gives_back_the_rest(zygote, queue, url,
     assert await queue.store.workers(TENANT) == []
 
 
-async def test_after_the_grace_running_jobs_are_given_back(zygote, queue, url, log, tmp_path):
+async def test_after_the_grace_period_running_jobs_are_released(zygote, queue, url, log, tmp_path):
     await queue.enqueue(wait_politely.message(log, str(tmp_path / "never")), id="x")
     pid = await zygote.start(url, log=log, grace_s=0.2)
     await started(log, 1)
@@ -53,7 +53,7 @@ async def test_after_the_grace_running_jobs_are_given_back(zygote, queue, url, l
     assert notes(log, "told")
 
 
-async def test_the_second_signal_ends_it_at_once(zygote, queue, url, log, tmp_path):
+async def test_the_second_signal_stops_the_worker_at_once(zygote, queue, url, log, tmp_path):
     ids = ["x", "y"]
     await queue.enqueue_many([wait_politely.message(log, str(tmp_path / "never")).options(id=id_) for id_ in ids])
     pid = await zygote.start(url, log=log, concurrency=1, prefetch=1, grace_s=GRACE_S)
@@ -69,7 +69,7 @@ async def test_the_second_signal_ends_it_at_once(zygote, queue, url, log, tmp_pa
     assert {(job.state, job.attempts) for job in jobs.values()} == {(JobState.READY, 0)}
 
 
-async def test_an_idle_worker_exits_at_once(zygote, url, queue, log):
+async def test_a_signal_ends_an_idle_worker_at_once(zygote, url, queue, log):
     pid = await zygote.start(url, log=log, grace_s=GRACE_S)
     await eventually(lambda: queue.store.workers(TENANT))
     os.kill(pid, signal.SIGTERM)

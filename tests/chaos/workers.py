@@ -22,13 +22,13 @@ TENANT = "acme"
 
 
 def note(log, word):
-    """Append a line for the running job; one write, so that lines of several processes never mix."""
+    """Append a line for the running job, in one write, so that lines of several processes never mix."""
     me = current_job()
     _write(log, (word, me.id, me.attempt, me.fence, os.getpid()))
 
 
 def notes(log, word):
-    """What was noted: (id, attempt, fence, pid)."""
+    """The recorded runs: (id, attempt, fence, pid)."""
     if not Path(log).exists():
         return []
     # Without the last line if it is just being written.
@@ -38,7 +38,7 @@ def notes(log, word):
 
 @job(max_attempts=100, retry=AT_ONCE, result_ttl=timedelta(days=30))
 async def work(log: str, seconds: float = 0, file: str = "") -> int:
-    """Has an effect, once the file is there, and returns the fence under which it had it."""
+    """Wait for the file, have an effect, and return the fence of this run."""
     note(log, "started")
     failpoint.hit("chaos.mid_run")
     if seconds:
@@ -51,14 +51,14 @@ async def work(log: str, seconds: float = 0, file: str = "") -> int:
 
 @job(max_attempts=3, retry=AT_ONCE, priority=9)
 async def poison(log: str) -> None:
-    """Kills whoever runs it."""
+    """Kill the process that runs it."""
     note(log, "started")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @job(max_attempts=3, retry=AT_ONCE)
 async def wait_for_file(log: str, file: str) -> str:
-    """Blocks the whole event loop until the file is there, and says who it was."""
+    """Block the whole event loop until the file exists. Returns the worker's process id."""
     note(log, "started")
     while not os.access(file, os.F_OK):
         time.sleep(0.005)  # noqa: ASYNC251 - it is to block
@@ -67,7 +67,7 @@ async def wait_for_file(log: str, file: str) -> str:
 
 @job(max_attempts=3, retry=AT_ONCE)
 async def wait_politely(log: str, file: str) -> str:
-    """Waits for a file, and can be told to stop."""
+    """Wait for a file. It can be canceled."""
     note(log, "started")
     try:
         await eventually(lambda: os.access(file, os.F_OK), patience_s=60)
@@ -79,14 +79,14 @@ async def wait_politely(log: str, file: str) -> str:
 
 @job(name="send")
 async def nothing() -> None:
-    """What the jobs are that tests of stores put in by themselves."""
+    """The type of the jobs that tests of stores enqueue directly."""
 
 
 JOBS = [work, poison, wait_for_file, wait_politely, nothing]
 
 
 async def serve(order):
-    """What a process of the zygote does: `role` is work, unless it says serve_all, produce, race or move."""
+    """The work of a process of the zygote: `role` is work, serve_all, produce, race or move."""
     await ROLES[order.get("role", "work")](order)
 
 
@@ -119,7 +119,7 @@ async def serve_all(order):
 
 
 async def produce(order):
-    """Enqueue one job after the other until SIGTERM, noting each that was acknowledged: url, log, name.
+    """Enqueue jobs one by one until SIGTERM, and record each that was acknowledged: url, log, name.
 
     One that was not is enqueued again, as a caller does who must know: under the same id.
     """
@@ -139,7 +139,7 @@ async def produce(order):
 
 
 async def race(order):
-    """Enqueue under each of the `keys`, `times` over and all at once, when the file `go` is there: url, log."""
+    """Enqueue under each of the `keys`, `times` times concurrently, when the file `go` exists: url, log."""
     async with contextlib.AsyncExitStack() as stack:
         queues = [await stack.enter_async_context(Queue(order["url"], tenant=TENANT)) for _ in range(order["times"])]
         _write(order["log"], ("ready", "-", 0, 0, os.getpid()))

@@ -1,7 +1,7 @@
 """Worker and other processes that start in milliseconds: a warmed process that forks one for each order.
 
 Run as a program it is the zygote: it reads orders (JSON lines) from its standard input, forks a worker for each, and
-says on its standard output who was born and who ended, and how. `Zygote` is the other side, for one test.
+writes to its standard output which workers started and which ended, and how. `Zygote` is the other side, for one test.
 """
 
 import asyncio
@@ -34,19 +34,19 @@ class Zygote:
 
     def __init__(self, process):
         self._orders = process.stdin
-        self._news = process.stdout.fileno()
+        self._messages = process.stdout.fileno()
         self._rest = b""
-        self._born = asyncio.Queue()
+        self._started = asyncio.Queue()
         self._quiet = asyncio.Event()
         self._ends = {}
         self._stops = {}
 
     async def __aenter__(self):
-        asyncio.get_running_loop().add_reader(self._news, self._read)
+        asyncio.get_running_loop().add_reader(self._messages, self._read)
         return self
 
     async def __aexit__(self, *exc):
-        """End all that still live, and hear of it: the next test is told of its own alone."""
+        """End all live workers and wait for that: the next test must get messages about its own workers only."""
         try:
             self._order({"last": True})
             await asyncio.wait_for(self._quiet.wait(), 30)
@@ -57,19 +57,19 @@ class Zygote:
             for pid in self._ends:
                 await self.end(pid)
         finally:
-            asyncio.get_running_loop().remove_reader(self._news)
+            asyncio.get_running_loop().remove_reader(self._messages)
 
     async def start(self, url, **order):
-        """Start a worker on the store at `url`; its process id. What else can be ordered: see `workers.serve`."""
+        """Start a worker on the store at `url`. Returns its process id. `workers.serve` has the other options."""
         self._order({"url": url, **order})
-        return await asyncio.wait_for(self._born.get(), 30)
+        return await asyncio.wait_for(self._started.get(), 30)
 
     async def end(self, pid, timeout_s=30):
-        """How the worker ended: its exit code, or the number of the signal as a negative number."""
+        """The worker's exit code, or the number of its signal as a negative number."""
         return await asyncio.wait_for(asyncio.shield(self._ends[pid]), timeout_s)
 
     async def stopped(self, pid):
-        """Wait until the worker stands still by a SIGSTOP."""
+        """Wait until the worker is stopped by SIGSTOP."""
         await asyncio.wait_for(self._stops[pid].wait(), 30)
 
     def has_ended(self, pid):
@@ -80,23 +80,23 @@ class Zygote:
         self._orders.flush()
 
     def _read(self):
-        data = os.read(self._news, 65536)
+        data = os.read(self._messages, 65536)
         if not data:
-            asyncio.get_running_loop().remove_reader(self._news)
+            asyncio.get_running_loop().remove_reader(self._messages)
             raise EOFError("the zygote has ended")
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._hear(json.loads(line))
+            self._handle(json.loads(line))
 
-    def _hear(self, news):
-        if "born" in news:
-            self._ends[news["born"]] = asyncio.get_running_loop().create_future()
-            self._stops[news["born"]] = asyncio.Event()
-            self._born.put_nowait(news["born"])
-        elif "stopped" in news:
-            self._stops[news["stopped"]].set()
-        elif "ended" in news:
-            self._ends[news["ended"]].set_result(news["code"])
+    def _handle(self, message):
+        if "started" in message:
+            self._ends[message["started"]] = asyncio.get_running_loop().create_future()
+            self._stops[message["started"]] = asyncio.Event()
+            self._started.put_nowait(message["started"])
+        elif "stopped" in message:
+            self._stops[message["stopped"]].set()
+        elif "ended" in message:
+            self._ends[message["ended"]].set_result(message["code"])
         else:
             self._quiet.set()
 
@@ -110,7 +110,7 @@ def main():
     for url in ("file:.", "redis://nowhere", "postgresql://nowhere"):
         make_store(url)
 
-    # Servers die here on purpose: that a worker waits for one is no news.
+    # Servers die here on purpose: that a worker waits for one is expected.
     logging.getLogger("holdfast").setLevel(logging.ERROR)
     reader, writer = os.pipe()
     for end in (reader, writer):
@@ -125,7 +125,7 @@ def main():
         for key, _ in selector.select():
             if key.fd == reader:
                 os.read(reader, 4096)
-                _bury()
+                _reap_children()
                 continue
             data = os.read(0, 65536)
             if not data:
@@ -133,15 +133,15 @@ def main():
             *lines, orders = (orders + data).split(b"\n")
             for order in map(json.loads, lines):
                 if "last" in order:
-                    _say(order)
+                    _send(order)
                 else:
-                    _bear(workers, order)
+                    _fork_worker(workers, order)
 
 
-def _bear(workers, order):
+def _fork_worker(workers, order):
     pid = os.fork()
     if pid:
-        _say({"born": pid})
+        _send({"started": pid})
         return
     code = 1
     try:
@@ -158,20 +158,20 @@ def _bear(workers, order):
         os._exit(code)
 
 
-def _bury():
+def _reap_children():
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             if not pid:
                 return
             if os.WIFSTOPPED(status):
-                _say({"stopped": pid})
+                _send({"stopped": pid})
                 continue
-            _say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+            _send({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
-def _say(news):
-    os.write(1, json.dumps(news).encode() + b"\n")
+def _send(message):
+    os.write(1, json.dumps(message).encode() + b"\n")
 
 
 if __name__ == "__main__":

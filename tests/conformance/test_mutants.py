@@ -27,7 +27,7 @@ def url_of():
 # A bug is looked for by many checks, until one sees it: on a busy machine that takes minutes.
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("store, mutant", [pytest.param(*case, id=f"{case[0]}-{case[1].name}") for case in TRIED])
-def test_the_suite_catches(store: str, mutant: Mutant, url_of) -> None:
+def test_the_suite_catches_the_planted_bug(store: str, mutant: Mutant, url_of) -> None:
     result = trial(mutant, store, url_of(store))
     if result.caught is None:
         result = trial(mutant, store, url_of(store))  # Some show only when two meet: a second chance to be seen.
@@ -44,7 +44,7 @@ def test_some_of_every_kind_are_tried_here() -> None:
     assert {store for store, _ in TRIED} == set(STORES)
 
 
-def test_every_mutant_says_what_it_breaks_and_where() -> None:
+def test_every_planted_bug_names_the_check_that_catches_it() -> None:
     rules = {check.rule for check in all_checks()}
     names = {check.name: check.rule for check in all_checks()}
     for mutant in mutants():
@@ -56,7 +56,7 @@ def test_every_mutant_says_what_it_breaks_and_where() -> None:
 
 
 def test_a_bug_is_gone_after_its_trial() -> None:
-    """Planted in the rules and wherever they were imported by name, and undone everywhere."""
+    """The bug is planted in the rules and wherever they were imported by name, and removed everywhere."""
     from holdfast.core import lifecycle, retry
 
     before = (retry.delay_ms, lifecycle.delay_ms)
@@ -92,8 +92,8 @@ def test_a_bug_in_lua_is_in_every_script_that_has_the_part() -> None:
     assert scripts.SCRIPTS is shards.SCRIPTS is before
 
 
-def test_a_bug_in_lua_follows_the_code() -> None:
-    """Where the text that it changes is gone, that is an error and not a bug that nobody can notice."""
+def test_a_bug_in_lua_fails_if_its_code_is_gone() -> None:
+    """If the text that it changes is gone, that is an error and not an unnoticed bug."""
     with (
         pytest.raises(LookupError, match="must follow the code"),
         planted(lambda bug: bug.lua("jobs", "no such line", "")).planted("redis"),
@@ -102,8 +102,8 @@ def test_a_bug_in_lua_follows_the_code() -> None:
 
 
 @pytest.mark.parametrize("new", ["local token = (", "local token = nil + ", "local token = call('NOCOMMAND') or "])
-def test_a_script_that_breaks_down_is_no_bug(url_of, new: str) -> None:
-    """Every check would notice: that proves nothing."""
+def test_a_script_that_raises_does_not_count_as_a_bug(url_of, new: str) -> None:
+    """Every check would fail, which proves nothing."""
     mutant = planted(lambda bug: bug.lua("granting", "local token = ", new))
     result = trial(mutant, "redis", url_of("redis"))
     assert result.broken
@@ -111,7 +111,7 @@ def test_a_script_that_breaks_down_is_no_bug(url_of, new: str) -> None:
     assert "BADLY PLANTED" in result.verdict
 
 
-def test_a_bug_that_nobody_runs_into_is_no_bug(url_of) -> None:
+def test_a_bug_that_never_runs_does_not_count_as_a_bug(url_of) -> None:
     mutant = planted(lambda bug: bug.lua("erase", "UNLINK", "DEL"))
     result = trial(mutant, "redis", url_of("redis"), [check.name for check in all_checks()[1:]])
     assert (result.runs, result.held) == (0, False)
@@ -122,7 +122,7 @@ def test_a_bug_that_nobody_runs_into_is_no_bug(url_of) -> None:
 
 
 def test_a_bug_in_a_function_counts_where_it_is_called() -> None:
-    """Also through another function, and in whatever lines the text stands."""
+    """Even if it is called through another function, or its lines are formatted differently."""
     from holdfast.stores.postgres import connection as link
     from holdfast.stores.postgres import schema, sql
 
@@ -166,7 +166,7 @@ def test_a_bug_in_a_statement_is_there_for_every_schema() -> None:
     ],
     ids=["statement", "function", "which function", "table"],
 )
-def test_a_bug_in_sql_follows_the_code(plant) -> None:
+def test_a_bug_in_sql_fails_if_its_code_is_gone(plant) -> None:
     with (
         pytest.raises(LookupError, match="must follow the code"),
         planted(plant, POSTGRES).planted("postgres"),
@@ -175,7 +175,7 @@ def test_a_bug_in_sql_follows_the_code(plant) -> None:
 
 
 @pytest.mark.parametrize("new", ["token = (", "token = 1 / 0 * u.token,", "token = no_such_column,"])
-def test_sql_that_breaks_down_is_no_bug(url_of, new: str) -> None:
+def test_sql_that_raises_does_not_count_as_a_bug(url_of, new: str) -> None:
     mutant = planted(lambda bug: bug.function("claim", "token = u.token,", new), POSTGRES)
     result = trial(mutant, "postgres", url_of("postgres"))
     assert result.broken

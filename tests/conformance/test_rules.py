@@ -23,7 +23,7 @@ def test_a_rule_has_a_check_and_a_sentence(tag):
 
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.name)
-def test_a_check_says_what_it_looks_at(check: Check):
+def test_a_check_has_a_docstring(check: Check):
     assert check.body.__doc__
     assert check.sentence == check.name.replace("_", " ")
 

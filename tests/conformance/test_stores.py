@@ -48,12 +48,12 @@ def spaces(request):
 
 
 def transaction_on(url: str):
-    """A way to open a transaction of a caller's own, where the store can join one. [ENQ-7]"""
+    """A way to open a caller's transaction, if the store can join one. [ENQ-7]"""
     return partial(of_asyncpg, url) if make_store(url).capabilities.transactional_enqueue else None
 
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: f"{check.rule}-{check.name}")
-def test_the_store_keeps_the_rule(check: Check, spaces: Spaces) -> None:
+def test_the_store_keeps_each_rule(check: Check, spaces: Spaces) -> None:
     try:
         asyncio.run(perform(check, spaces, transaction_on(spaces.given)))
     except Skipped as reason:
@@ -65,7 +65,7 @@ def test_every_rule_of_the_contract_has_a_check() -> None:
 
 
 def test_a_run_on_a_server_leaves_nothing_behind() -> None:
-    """Also what checks made with frozen clocks."""
+    """This includes the spaces of checks with frozen clocks."""
     checks = [check for check in all_checks() if check.rule in ("RETRY-3", "ENQ-6", "TIME-1")]
     with ValkeyServer() as server:
         server.command("SET", "somebody", "else's")
@@ -84,8 +84,8 @@ def test_a_broken_rule_is_named_in_the_certificate() -> None:
     assert "as planned" in certificate.broken[0].error
 
 
-def test_what_a_store_does_not_have_is_skipped_with_the_reason() -> None:
-    checks = [check for check in all_checks() if check.name == "a_delivered_job_is_leased_as_by_a_claim"]
+def test_checks_that_do_not_apply_are_skipped_with_the_reason() -> None:
+    checks = [check for check in all_checks() if check.name == "a_handed_off_job_is_leased_as_by_a_claim"]
     certificate = asyncio.run(certify("memory:skipped", checks))
     assert certificate.held
     assert [row.skipped for row in certificate.rows] == ["the store has no direct hand-off: it has no `open_inbox`"]

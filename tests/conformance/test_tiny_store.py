@@ -20,17 +20,17 @@ def spaces():
 
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: f"{check.rule}-{check.name}")
-def test_the_tiny_store_keeps_the_rule(check: Check, spaces: Spaces) -> None:
+def test_the_tiny_store_keeps_each_rule(check: Check, spaces: Spaces) -> None:
     try:
         asyncio.run(perform(check, spaces))
     except Skipped as reason:
         pytest.skip(str(reason))
 
 
-def test_it_has_every_method_of_the_contract(spaces):
+def test_the_tiny_store_has_every_method_of_the_contract(spaces):
     assert isinstance(opening.make_store("tiny:"), Store)
 
 
-def test_it_has_less_than_300_lines():
+def test_the_tiny_store_has_less_than_300_lines():
     lines = SOURCE.read_text(encoding="utf-8").splitlines()
     assert len(lines) < 300

@@ -72,8 +72,8 @@ async def test_the_redis_store_never_differs_from_the_memory_store(valkey, first
         await check_trace(valkey.url(), seed, STEPS)
 
 
-async def test_nor_does_it_on_a_cluster():
-    """In one shard: between shards neither turns nor the order of the log are decided."""
+async def test_the_redis_store_never_differs_on_a_cluster():
+    """In one shard: between shards neither turns nor the order of the log are defined."""
     with ValkeyCluster(3) as cluster:
         for seed in range(BLOCK):
             await check_trace(cluster.url(shards=1), seed, STEPS)
@@ -187,7 +187,7 @@ def _trimming_forgets_the_readers(monkeypatch):
         _trimming_forgets_the_readers,
     ],
 )
-async def test_a_planted_difference_is_noticed_and_says_how_to_see_it_again(url, monkeypatch, plant):
+async def test_a_planted_difference_is_noticed_and_says_how_to_repeat_it(url, monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises(Difference) as noticed:
         await _until_noticed(url)
@@ -242,7 +242,7 @@ AGAIN = {"visible_at": 3, "deadline": 9}
         ),
     ],
 )
-def test_a_log_that_cannot_be_is_refused(events, tag):
+def test_an_impossible_log_is_refused(events, tag):
     history = History(extensions=True)
     *legal, illegal = (replace(event, number=event.number or n) for n, event in enumerate(events, 1))
     for event in legal:

@@ -37,7 +37,7 @@ async def test_every_answer_has_the_headers_of_a_strict_page(opened, guarded):
         assert ("immutable" if "static" in path else "no-store") in headers["cache-control"]
 
 
-async def test_on_loopback_a_page_opens_as_it_is(opened):
+async def test_a_page_on_loopback_opens_without_a_login(opened):
     await opened.queue().enqueue({"n": 1}, queue="mail")
     for host in ("localhost:8001", "127.0.0.1:8001", "[::1]:8001", "localhost"):
         answer = await opened.browser(host=host).get("/queues")
@@ -45,7 +45,7 @@ async def test_on_loopback_a_page_opens_as_it_is(opened):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:8001", "10.0.0.1", "127.0.0.1.evil.example"])
-async def test_a_name_that_was_bound_to_this_machine_is_refused(opened, host):
+async def test_a_request_with_a_rebound_host_name_is_refused(opened, host):
     await opened.queue().enqueue({"n": 1}, queue="mail")
     for path in PATHS:
         answer = await opened.browser(host=host).get(path)
@@ -87,7 +87,7 @@ async def test_a_token_opens_its_tenant_and_no_other(guarded):
     assert not (await guarded.store.stats("rival", ["secret"]))[0].paused
 
 
-async def test_the_session_cookie_is_out_of_reach_of_scripts_and_other_sites(guarded):
+async def test_scripts_and_other_sites_cannot_use_the_session_cookie(guarded):
     answer = await guarded.browser().log_in(token())
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie
@@ -101,7 +101,7 @@ async def test_the_session_cookie_is_out_of_reach_of_scripts_and_other_sites(gua
     assert "strict-transport-security" in answer.headers
 
 
-async def test_a_token_is_neither_in_an_address_nor_in_a_cookie_nor_in_a_page(guarded):
+async def test_no_url_cookie_or_page_contains_the_token(guarded):
     bearer = token()
     browser = guarded.browser()
     answer = await browser.log_in(bearer)
@@ -113,7 +113,7 @@ async def test_a_token_is_neither_in_an_address_nor_in_a_cookie_nor_in_a_page(gu
     assert (await guarded.browser().get(f"/queues?token={bearer}")).status_code == 303
 
 
-async def test_a_session_that_somebody_prepared_is_not_used(guarded):
+async def test_a_session_id_set_by_an_attacker_is_not_used(guarded):
     """Fixation: a cookie of before the login is replaced, and opens nothing afterwards."""
     browser = await guarded.logged_in(token("acme"))
     ((name, before),) = browser.cookies.items()
@@ -172,7 +172,7 @@ async def test_a_bad_token_is_refused_with_the_reason(guarded, bad):
     assert "the token is not accepted" in answer.text or "Bearer" in answer.text
 
 
-async def test_an_address_that_guesses_must_wait_and_others_need_not():
+async def test_an_address_that_guesses_must_wait_but_not_others():
     def careful(store):
         keys = Keys(KEY, None)
         return ByToken(Tokens(TOKENS, keys, Limits(bad_tokens=0.01)), Revoked(store), keys)
@@ -184,7 +184,7 @@ async def test_an_address_that_guesses_must_wait_and_others_need_not():
         assert (await found.browser(address="10.0.0.9").log_in(token())).status_code == 303
 
 
-async def test_a_form_from_elsewhere_does_nothing(guarded):
+async def test_a_form_from_another_site_does_nothing(guarded):
     """Cross-site request forgery: by Origin, by Sec-Fetch-Site, and by the token of the form."""
     await guarded.queue().enqueue({"n": 1}, queue="mail")
     browser = await guarded.logged_in(token())
@@ -206,7 +206,7 @@ async def test_a_form_from_elsewhere_does_nothing(guarded):
     assert (await guarded.store.stats("acme", ["mail"]))[0].paused
 
 
-async def test_a_foreign_page_cannot_log_somebody_in(guarded):
+async def test_a_page_of_another_site_cannot_log_a_user_in(guarded):
     form = field(await guarded.browser().get("/login"), "form_token")
     for headers in ({"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}, {"origin": None}):
         given = {"sec-fetch-site": None, **headers}
@@ -264,6 +264,12 @@ async def test_a_token_for_some_queues_shows_those_alone(guarded):
     assert not (await guarded.store.stats("acme", ["secret"]))[0].paused
 
 
+async def test_a_token_that_no_cookie_can_hold_is_refused_with_the_reason(guarded):
+    answer = await guarded.browser().log_in(token(queues=[f"{'q' * 100}{n}" for n in range(40)]))
+    assert (answer.status_code, answer.headers.get("set-cookie")) == (400, None)
+    assert "fewer queues" in answer.text
+
+
 async def test_an_operator_sees_all_tenants_and_acts_by_its_scopes(guarded):
     for name in ("acme", "rival"):
         await guarded.queue(name).enqueue({"n": 1}, queue=f"of-{name}")
@@ -280,7 +286,7 @@ async def test_an_operator_sees_all_tenants_and_acts_by_its_scopes(guarded):
     assert (await guarded.store.stats("rival", ["of-rival"]))[0].paused
 
 
-async def test_an_operators_token_is_no_token_of_the_api_and_a_tenants_no_operators(guarded):
+async def test_tokens_of_operators_and_tenants_are_not_interchangeable(guarded):
     async with serving(f"memory:{uuid.uuid4().hex}") as service:
         client = await service.bare(signed(tid=None, scope="jobs:operator jobs:read"))
         assert (await client.get("/v1/queues")).status_code == 401
@@ -290,7 +296,7 @@ async def test_an_operators_token_is_no_token_of_the_api_and_a_tenants_no_operat
         assert (await guarded.browser().log_in(_signed(**claims))).status_code == 401
 
 
-async def test_an_action_is_recorded_with_who_did_it(guarded, caplog):
+async def test_an_action_is_recorded_with_its_user(guarded, caplog):
     await guarded.queue().enqueue({"n": 1}, queue="mail")
     browser = await guarded.logged_in(token(subject="ann"))
     caplog.set_level("INFO", "holdfast.audit")

@@ -256,7 +256,7 @@ def test_an_open_question_and_the_focus_survive_a_renewal(browser):
         browser(use)
 
 
-def test_somebody_logs_in_with_a_token_and_out(browser):
+def test_a_user_logs_in_with_a_token_and_out(browser):
     with running(by_token) as found:
         found.do(found.queue.enqueue({"n": 1}, queue="mail", id="first"))
 

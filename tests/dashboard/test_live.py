@@ -55,9 +55,9 @@ async def client(base, **options):
 
 
 @asynccontextmanager
-async def stream(browser, page, **query):
+async def stream(browser, page, path="/live", **query):
     """The notices of a page, as they come."""
-    async with browser.stream("GET", "/live", params={"page": page, **query}) as answer:
+    async with browser.stream("GET", path, params={"page": page, **query}) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         yield notices(answer)

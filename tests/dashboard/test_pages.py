@@ -34,7 +34,7 @@ async def works(text: str) -> dict[str, str]:
 
 
 async def _run(queue, count):
-    """Run a worker until so many jobs have ended."""
+    """Run a worker until this many jobs have ended."""
     worker = Worker(queue, jobs=[fails, works], concurrency=4)
     ended = 0
 

@@ -1,11 +1,12 @@
 """The dashboard on every store: what it shows, what it does, and that it follows changes of other processes."""
 
+import re
 import uuid
 
 import pytest
 
 from holdfast import Permanent, Queue, Worker, job
-from tests.dashboard.support import served, site, texts
+from tests.dashboard.support import field, served, site, texts
 from tests.dashboard.test_live import client, stream
 from tests.service.support import serving, token
 
@@ -58,6 +59,44 @@ async def test_the_pages_show_and_do_the_same_on_every_store(url):
         assert (await queue.get("waits", queue="press")).state == "canceled"
         assert (await browser.act("/queues/pause", {"queue": "mail"})).status_code == 303
         assert (await queue.stats("mail")).paused
+
+
+async def test_dead_letters_are_found_and_replayed_in_steps_on_every_store(url, monkeypatch):
+    """Places in the list of finished jobs, and the steps of a run, go on behind jobs that have just been replayed."""
+    monkeypatch.setattr("holdfast.dashboard.pages.grouping.READ", 2)
+    monkeypatch.setattr("holdfast.dashboard.pages.dead_run.STEP_S", -1)
+    async with site(url) as found, Queue(url, tenant="acme") as queue:
+        browser, ids = found.browser(), [f"bad-{n}" for n in range(5)]
+        for id in ids:
+            await queue.enqueue(fails.message("no luck"), id=id)
+        await queue.enqueue(fails.message("other"), id="other")
+        worker, ended = Worker(queue, jobs=[fails], worker_id="w-of-this-test"), []
+
+        async def stop(job):
+            ended.append(job)
+            if len(ended) == len(ids) + 1:
+                await worker.stop()
+
+        worker.on("failed", stop)
+        await worker.run()
+        shown = " ".join(texts(await browser.get("/dead")))
+        assert "2 errors in 6 dead letters" in shown
+        error = re.findall(r"/dead/group\?[^\"]*error=(\w+)", (await browser.get("/dead")).text)[0]
+        assert set(ids) <= set(texts(await browser.get("/dead/group", params={"error": error})))
+        for do in ("replay", "purge"):
+            page, steps = await browser.get("/dead/run", params={"do": do, "error": error if do == "replay" else ""}), 0
+            while "data-steps" in page.text:
+                names = [name for name in ("until", "total", "done", "at", "error") if f'name="{name}"' in page.text]
+                form = {name: field(page, name) for name in (*names, "form_token")}
+                answer = await browser.send_form(f"/dead/{do}", form)
+                page, steps = await browser.get(answer.headers["location"]), steps + 1
+            assert steps == (3 if do == "replay" else 1)
+        assert [(await queue.get(id, queue="mail")).state for id in ids] == ["ready"] * 5
+        assert await queue.get("other", queue="mail") is None
+        shown = texts(await browser.get("/events"))
+        assert {"replayed", "purged", "Permanent: no luck"} <= set(shown)
+        for path in ("/workers", "/worker?id=w-of-this-test", "/proof"):
+            assert (await browser.get(path)).status_code == 200, path
 
 
 async def test_a_page_follows_what_another_handle_on_the_store_does(url, monkeypatch):

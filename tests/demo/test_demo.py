@@ -26,7 +26,8 @@ def start(*arguments):
     )  # fmt: skip
 
 
-async def test_a_small_demo_loses_nothing_and_buries_the_poison(tmp_path):
+@pytest.mark.timeout(600)
+async def test_a_small_demo_loses_no_job_and_the_poison_job_becomes_a_dead_letter(tmp_path):
     directory = tmp_path / "demo data"
     demo = start("--dir", directory, "--jobs", 150, "--lease", 1)
     output, _ = demo.communicate(timeout=500)
@@ -45,7 +46,7 @@ async def test_a_small_demo_loses_nothing_and_buries_the_poison(tmp_path):
     assert "last part was left out" in output
 
 
-def test_without_java_the_demo_says_in_one_line_what_it_leaves_out(tmp_path, monkeypatch):
+def test_without_java_the_demo_names_what_it_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
     said = Console(record=True, width=200)
     assert history.audit_log(said, tmp_path, "file:nowhere")
@@ -55,7 +56,7 @@ def test_without_java_the_demo_says_in_one_line_what_it_leaves_out(tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pyspark_is_brought_last_and_only_where_there_is_java_to_run_it(tmp_path, monkeypatch):
+def test_pyspark_is_installed_last_and_only_with_java(tmp_path, monkeypatch):
     brought = tmp_path / "brought"
     monkeypatch.setattr(session, "find_spec", lambda _: True if brought.exists() else None)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
@@ -88,7 +89,7 @@ async def test_an_interrupted_demo_leaves_no_worker_behind(tmp_path):
             os.kill(worker.pid, 0)
 
 
-def test_a_directory_of_somebody_else_is_left_alone(tmp_path):
+def test_a_foreign_directory_is_left_unchanged(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     demo = start("--dir", tmp_path)
     output, _ = demo.communicate(timeout=60)
@@ -97,7 +98,7 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_an_earlier_demo_is_cleared_and_a_running_one_is_not(tmp_path):
+def test_an_earlier_demo_is_removed_but_not_a_running_one(tmp_path):
     directory = tmp_path / "demo"
     with fresh(directory):
         (directory / "effects.log").write_text("old")

@@ -29,7 +29,7 @@ def server():
 
 @pytest.fixture
 def database(postgres, empty_database):
-    """The address of a database that nobody has used yet."""
+    """The address of a database that no test has used yet."""
     return postgres.url(empty_database)
 
 
@@ -85,7 +85,7 @@ def test_the_tests_of_the_page_on_testing_pass_in_pytest(tmp_path):
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "howto").glob("*.md")), ids=lambda page: page.stem)
-def test_the_files_of_a_how_to_page_run(page, tmp_path, request):
+def test_the_programs_of_a_howto_page_run(page, tmp_path, request):
     text = page.read_text(encoding="utf-8")
     said, fixture = (DATABASE, "database") if f'"{DATABASE}"' in text else (SERVER, "server")
     place = request.getfixturevalue(fixture) if f'"{said}"' in text else said
@@ -102,7 +102,7 @@ def test_the_files_of_a_how_to_page_run(page, tmp_path, request):
         ("flows", [r"^steps +4 of 4 completed$"]),
     ],
 )
-def test_the_commands_of_a_how_to_page_find_what_its_program_made(page, shown, tmp_path):
+def test_the_commands_of_a_howto_page_find_the_jobs_of_its_program(page, shown, tmp_path):
     path = ROOT / "docs" / "howto" / f"{page}.md"
     (name,) = write_files(path, tmp_path)
     run(tmp_path, sys.executable, name)
@@ -216,7 +216,7 @@ def test_the_reference_says_what_the_code_says(tmp_path):
     run(tmp_path, sys.executable, str(ROOT / "scripts" / "make_reference.py"), "--check")
 
 
-def test_links_between_pages_lead_somewhere():
+def test_links_between_pages_have_targets():
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

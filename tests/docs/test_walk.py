@@ -28,7 +28,7 @@ def functions(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("file, name", NAMED)
-def test_what_the_walk_names_exists(file: str, name: str) -> None:
+def test_every_function_in_the_walk_exists(file: str, name: str) -> None:
     path = SRC / file
     if path.suffix == ".py":
         assert not name or name in functions(path)

@@ -55,7 +55,7 @@ AREAS = {
         "docs/howto/(change-a-job|flows|idempotency|large-payloads|retries-and-dead-letters|schedules|tenants).md",
         r"docs/adr/00(01|02|04|05|14|16|20|21)",
     ),
-    "reference": ("docs/reference/(cli|python|settings).md",),
+    "reference": ("docs/reference/(cli|metrics|python|settings).md",),
     "general": ("src/holdfast/testing/", "docs/", "bench/", "scripts/", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
     "build": ("Makefile", "pyproject.toml", ".ci/", ".github/", ".pre-commit-config.yaml"),
 }
@@ -173,6 +173,14 @@ def test_prose_and_names_use_plain_words(area: str) -> None:
                 word = " ".join(match[0].lower().split())
                 found.append((word, f"{name}:{text.count(chr(10), 0, match.start()) + 1}", WORDS[word]))
     assert not found, report(found)
+
+
+def test_names_of_tests_use_plain_words() -> None:
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        names = re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        found += [f"{path.name}: {name}" for name in names if PATTERN.search(parts(name))]
+    assert not found, "\n".join(found)
 
 
 def identifiers(name: str, text: str) -> Iterator[tuple[str, int]]:

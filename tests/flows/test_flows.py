@@ -22,7 +22,7 @@ PATIENCE_S = 20
 
 
 class Handler:
-    """Notes what ran. A payload says what to do."""
+    """Records the steps that ran. The payload says what to do."""
 
     def __init__(self):
         self.ran = []
@@ -64,7 +64,7 @@ async def states(queue, flow):
     return {step.name: step.state.value for step in record.steps}
 
 
-async def test_steps_run_in_their_order_and_the_flow_tells_what_they_gave(queue):
+async def test_steps_run_in_order_and_the_flow_has_their_results(queue):
     handler, flow = Handler(), diamond()
     ticket = await queue.start(flow)
     assert (ticket.status, ticket.id, ticket.queue) == ("queued", flow.id, FLOWS)
@@ -86,7 +86,7 @@ async def test_steps_run_in_their_order_and_the_flow_tells_what_they_gave(queue)
     assert len(handler.ran) == 4
 
 
-async def test_what_hangs_on_a_failed_step_never_runs_and_a_replay_goes_on_from_there(queue):
+async def test_steps_after_a_failed_one_wait_for_its_replay(queue):
     handler, flow = Handler(), Flow("report")
     good = flow.add("good", name="good")
     broken = flow.add("broken", name="broken", max_attempts=1)
@@ -117,7 +117,7 @@ async def test_what_hangs_on_a_failed_step_never_runs_and_a_replay_goes_on_from_
     assert sorted(handler.ran) == ["after broken", "after good", "broken", "broken", "broken", "good"]
 
 
-async def test_a_canceled_flow_takes_its_open_steps_along(queue):
+async def test_a_canceled_flow_cancels_its_open_steps(queue):
     handler, flow = Handler(), Flow("report")
     first = flow.add("first", name="first")
     flow.add("waits", name="waits", after=[first])
@@ -137,7 +137,7 @@ async def test_a_canceled_flow_takes_its_open_steps_along(queue):
     assert handler.ran.count("first") == 2, "it is another life, and its steps are others"
 
 
-async def test_a_flow_is_canceled_with_its_steps_also_where_nobody_leads_it(queue):
+async def test_a_flow_is_canceled_with_its_steps_even_without_a_leader(queue):
     handler, flow = Handler(), Flow("report")
     flow.add("waits", queue="other")
     ticket = await queue.start(flow)
@@ -147,7 +147,7 @@ async def test_a_flow_is_canceled_with_its_steps_also_where_nobody_leads_it(queu
     assert (await queue.get(f"{flow.id}/1", queue="other")).state is JobState.CANCELED
 
 
-async def test_a_canceled_step_fails_the_flow_and_a_replay_enqueues_it_anew(queue):
+async def test_a_canceled_step_fails_the_flow_and_a_replay_enqueues_it_again(queue):
     handler, flow = Handler(), Flow("report")
     flow.add("one", name="one", delay=3600)
     ticket = await queue.start(flow)
@@ -162,7 +162,7 @@ async def test_a_canceled_step_fails_the_flow_and_a_replay_enqueues_it_anew(queu
     assert handler.ran == ["one"]
 
 
-async def test_another_jobs_id_is_not_taken_over(queue):
+async def test_a_step_does_not_use_another_jobs_id(queue):
     flow = Flow("report")
     flow.add("ours", name="step")
     theirs = await queue.enqueue("theirs", id=f"{flow.id}/step", delay=3600)
@@ -193,8 +193,8 @@ async def test_a_step_waits_for_room_in_its_queue(queue, monkeypatch):
         await ticket.wait(PATIENCE_S)
 
 
-async def test_whoever_takes_over_makes_no_step_a_second_job(queue):
-    """A process dies after it enqueued the first steps, and its lease runs out."""
+async def test_a_new_leader_enqueues_no_step_twice(queue):
+    """A process dies after it enqueued the first steps, and its lease expires."""
     flow = diamond()
     ticket = await queue.start(flow)
     (job,) = (await queue.store.claim(ClaimRequest(queue.tenant, (FLOWS,), 1, 1000, "dead"))).jobs
@@ -215,8 +215,8 @@ async def test_whoever_takes_over_makes_no_step_a_second_job(queue):
     assert (await queue.get(flow.id, queue=FLOWS)).attempts == 2
 
 
-async def test_a_leader_that_is_late_brings_no_canceled_step_back(queue):
-    """It lost its lease and does not know yet: what it enqueues is the same request, and so nothing new. [ENQ-8]"""
+async def test_a_late_leader_does_not_enqueue_a_canceled_step_again(queue):
+    """It has lost its lease and does not know it yet: its enqueues are the same requests, so nothing is new. [ENQ-8]"""
     flow = Flow("report")
     flow.add("one", name="one", delay=3600)
     await queue.start(flow)
@@ -230,13 +230,13 @@ async def test_a_leader_that_is_late_brings_no_canceled_step_back(queue):
 
 
 class Deaf(SystemContext):
-    """Where one can wait, and never hears anything."""
+    """A context that can wait, and never gets a hint."""
 
     async def changed(self, timeout_s):
         await asyncio.Event().wait()
 
 
-async def test_a_wide_flow_and_large_results(queue):
+async def test_a_flow_may_be_wide_and_have_large_results(queue):
     flow = Flow("wide")
     steps = [flow.add(Message.raw(n)) for n in range(150)]
     flow.add("x" * 1000, name="last", after=steps)

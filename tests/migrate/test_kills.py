@@ -32,7 +32,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_mover_killed_at_any_step_is_followed_by_one_that_ends_the_move(zygote, file_url, other_url, step):
+async def test_the_next_mover_ends_a_move_after_a_kill_at_any_step(zygote, file_url, other_url, step):
     async with both(file_url, other_url) as (here, there):
         await fill(here)
         await here.pause(TENANT, "odd", paused=True)
@@ -56,7 +56,7 @@ async def test_a_mover_killed_at_any_step_is_followed_by_one_that_ends_the_move(
         assert sorted(await run_all(there, *ALL)) == sorted(id for ids in before.values() for id in ids)
 
 
-async def test_a_cancel_after_a_mover_was_killed_counts_although_another_one_looked_in(zygote, file_url, other_url):
+async def test_a_cancel_after_a_mover_was_killed_counts_even_after_another_mover(zygote, file_url, other_url):
     """[CANCEL-1]"""
     async with both(file_url, other_url) as (here, there):
         ids = [f"j{n}" for n in range(12)]
@@ -73,7 +73,7 @@ async def test_a_cancel_after_a_mover_was_killed_counts_although_another_one_loo
         assert sorted(await run_all(there, "mail")) == sorted({*ids} - {late})
 
 
-async def test_beside_workers_at_both_stores_each_job_runs_once(zygote, file_url, other_url, log, tmp_path):
+async def test_with_workers_at_both_stores_each_job_runs_once(zygote, file_url, other_url, log, tmp_path):
     """The worker runs some jobs before the move, some while the source is being paused; the last are left to move."""
     waits_for = [""] * 100 + [str(tmp_path / "pausing")] * 100 + [str(tmp_path / "paused")] * 50
     failpoints.arm("move.logged", (tmp_path / "pausing").touch)

@@ -66,7 +66,7 @@ async def paused(store):
 
 
 @pytest.mark.parametrize("ways", WAYS, ids=lambda ways: "-to-".join(mapping.partition("_")[0] for mapping in ways))
-async def test_what_waits_moves_whole_and_in_order(ways, request, monkeypatch):
+async def test_waiting_jobs_move_whole_and_in_order(ways, request, monkeypatch):
     """[CLAIM-2, RETRY-1, RETRY-3]"""
     monkeypatch.setattr(steps, "PAGE", 5)
     source, target = (request.getfixturevalue(name) for name in ways)
@@ -96,7 +96,7 @@ async def test_what_waits_moves_whole_and_in_order(ways, request, monkeypatch):
 
 
 @pytest.mark.parametrize("later", [0, 25 * HOUR], ids=["at once", "when its record is gone"])
-async def test_it_moves_back_with_its_keys_although_some_outlive_their_jobs(file_url, other_url, plan, later):
+async def test_a_tenant_moves_back_with_keys_that_outlive_their_jobs(file_url, other_url, plan, later):
     """[ENQ-3, ENQ-8]"""
     async with both(file_url, other_url) as (here, there):
         policies = {"until_terminal": 0, "until_started": 0, "ttl": 40 * 24 * HOUR, "forever": 0}
@@ -113,7 +113,7 @@ async def test_it_moves_back_with_its_keys_although_some_outlive_their_jobs(file
         assert [type(answer) for answer in answers] == [Queued, Queued, AlreadyCompleted, AlreadyCompleted]
 
 
-async def test_a_key_that_a_job_holds_no_more_does_not_move(file_url, other_url, plan):
+async def test_a_key_that_its_job_no_longer_holds_does_not_move(file_url, other_url, plan):
     """[ENQ-3]"""
     async with both(file_url, other_url) as (here, there):
         begun, short = IdempotencyKey("a", "until_started"), IdempotencyKey("b", "ttl", 1000)
@@ -127,7 +127,7 @@ async def test_a_key_that_a_job_holds_no_more_does_not_move(file_url, other_url,
         assert sorted(job.id for job in await waiting(there, "mail")) == ["a-1", "a-2", "b-1", "b-2"]
 
 
-async def test_what_comes_meanwhile_moves_too_and_what_is_canceled_does_not(stores, plan):
+async def test_jobs_enqueued_meanwhile_move_and_canceled_ones_do_not(stores, plan):
     here, there = stores
 
     async def act():
@@ -142,7 +142,7 @@ async def test_what_comes_meanwhile_moves_too_and_what_is_canceled_does_not(stor
     assert there_now["new"] == ["late"]
 
 
-async def test_other_content_under_the_same_id_stops_it_with_nothing_taken_away(stores, plan):
+async def test_other_content_under_the_same_id_stops_the_move_before_it_removes_jobs(stores, plan):
     here, there = stores
     before = await names(here, *ALL)
     await there.enqueue([new("a-3", payload=b'{"to":"somebody"}'), new("a-4", priority=1, request_id="own")])
@@ -159,7 +159,7 @@ async def test_other_content_under_the_same_id_stops_it_with_nothing_taken_away(
     assert await paused(here) == await paused(there) == set()
 
 
-async def test_what_the_target_loses_is_not_taken_away(stores, plan):
+async def test_jobs_that_the_target_lost_are_not_removed_from_the_source(stores, plan):
     here, there = stores
     before = await names(here, *ALL)
 
@@ -173,7 +173,7 @@ async def test_what_the_target_loses_is_not_taken_away(stores, plan):
     assert await names(here, *ALL) == before
 
 
-async def test_a_dead_letter_there_does_not_stand_for_a_job_that_waits_here(stores, plan):
+async def test_a_dead_letter_in_the_target_does_not_count_as_a_copy(stores, plan):
     _, there = stores
     await there.enqueue([new("a-0", priority=0, request_id="own")])
     (job,) = (await there.claim(ClaimRequest(TENANT, ("mail",), 1, 30_000, "w"))).jobs
@@ -182,7 +182,7 @@ async def test_a_dead_letter_there_does_not_stand_for_a_job_that_waits_here(stor
         await move(plan)
 
 
-async def test_jobs_that_run_are_waited_for_and_if_they_do_not_end_all_is_as_it_was(stores, plan):
+async def test_a_move_waits_for_running_jobs_and_changes_nothing_if_they_do_not_end(stores, plan):
     here, there = stores
     await here.pause(TENANT, "video", paused=True)
     (job,) = (await here.claim(ClaimRequest(TENANT, ("mail",), 1, 30_000, "w"))).jobs
@@ -197,7 +197,7 @@ async def test_jobs_that_run_are_waited_for_and_if_they_do_not_end_all_is_as_it_
     assert next(one for one in await waiting(there, "mail") if one.id == job.id).envelope.max_attempts == 3
 
 
-async def test_flows_that_have_begun_refuse_the_move_and_others_move(stores, plan):
+async def test_started_flows_refuse_the_move_and_others_move(stores, plan):
     here, there = stores
     await here.enqueue([NewJob(JobKey(TENANT, FLOWS, id), Envelope("holdfast:flow", b"{}")) for id in ("a", "b")])
     (job,) = (await here.claim(ClaimRequest(TENANT, (FLOWS,), 1, 30_000, "w"))).jobs
@@ -223,7 +223,7 @@ async def test_one_mover_at_a_time(stores, plan, monkeypatch):
     assert refused
 
 
-async def test_what_cannot_be_moved_is_said(stores, plan, file_url, other_url, fast, prefix):
+async def test_jobs_that_cannot_move_are_named(stores, plan, file_url, other_url, fast, prefix):
     here, there = stores
     with pytest.raises(InvalidOption, match="is SRC itself"):
         MovePlan(file_url, file_url, TENANT)
@@ -274,7 +274,7 @@ async def test_a_schedule_moves_and_fires_there_alone(file_url, other_url, plan)
 
 
 @pytest.mark.parametrize("fired", [True, False])
-async def test_a_tick_whose_holder_died_is_fired_once(file_url, other_url, plan, fired):
+async def test_a_tick_whose_worker_died_is_fired_once(file_url, other_url, plan, fired):
     """It may have been fired or not, and its job may be done: the source knows, the target does not."""
     async with both(file_url, other_url) as (here, there):
         first = await put_schedule(here)

@@ -76,7 +76,7 @@ async def test_two_moves_that_cross_lose_nothing(stores, plan):
 
 
 @pytest.mark.parametrize("step", ["copy", "take"])
-async def test_beside_a_move_none_begins_to_another_store_or_back(stores, plan, third_url, monkeypatch, step):
+async def test_during_a_move_no_other_begins_to_another_store_or_back(stores, plan, third_url, monkeypatch, step):
     here, there = stores
     monkeypatch.setattr(move_log, "SLACK_S", 0.0)
     refused = []
@@ -124,7 +124,7 @@ async def test_while_a_move_is_open_no_other_begins(stores, plan, third_url):
     await third.close()
 
 
-async def test_a_quota_of_the_source_that_leaves_no_room_for_notes_is_said(stores, plan):
+async def test_a_quota_without_room_for_the_move_log_is_named(stores, plan):
     here, _ = stores
     await here.set_tenant(TENANT, TenantSettings(None, None, 5))
     with pytest.raises(StoreBusy, match="SRC has no room for the log of a move: 5 jobs wait and the quota is 5; raise"):
@@ -132,7 +132,7 @@ async def test_a_quota_of_the_source_that_leaves_no_room_for_notes_is_said(store
     assert await paused(here) == set()
 
 
-async def test_the_same_store_by_another_spelling_goes_on_with_its_move(stores, plan):
+async def test_another_spelling_of_the_same_store_continues_its_move(stores, plan):
     here, there = stores
     await stop(plan, here, there)
     assert (await move(replace(plan, source=f"{plan.source}&keep_events=5"))).jobs == 5
@@ -142,7 +142,7 @@ async def test_the_same_store_by_another_spelling_goes_on_with_its_move(stores, 
 # By other hands -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_copy_that_was_canceled_does_not_stand_for_the_job(stores, plan):
+async def test_a_canceled_copy_does_not_count_as_a_copy(stores, plan):
     """[ENQ-8]"""
     here, there = stores
     await stop(plan, here, there)
@@ -156,7 +156,7 @@ async def test_a_copy_that_was_canceled_does_not_stand_for_the_job(stores, plan)
 
 
 @pytest.mark.parametrize("step", ["copy", "take"])
-async def test_what_is_canceled_in_the_source_while_a_move_is_stopped_does_not_run(stores, plan, monkeypatch, step):
+async def test_a_job_canceled_in_the_source_of_a_stopped_move_does_not_run(stores, plan, monkeypatch, step):
     """[CANCEL-1]"""
     here, there = stores
     monkeypatch.setattr(steps, "PAGE", 2)
@@ -186,7 +186,7 @@ async def stop_again(plan, here, there):
     raise Stop
 
 
-async def test_what_is_canceled_and_forgotten_at_once_does_not_run(file_url, other_url):
+async def test_a_job_canceled_and_forgotten_at_once_does_not_run(file_url, other_url):
     """[CANCEL-1]"""
     source = f"{file_url}&keep_canceled_s=0"
     async with both(source, other_url) as (here, there):
@@ -202,7 +202,7 @@ async def test_what_is_canceled_and_forgotten_at_once_does_not_run(file_url, oth
         assert await run_all(there, "mail") == IDS[1:]
 
 
-async def test_what_earlier_moves_have_brought_stays(stores, plan):
+async def test_jobs_of_earlier_moves_stay(stores, plan):
     here, there = stores
     await move(plan)
     await here.shift_clock(5000)
@@ -218,7 +218,7 @@ async def test_what_earlier_moves_have_brought_stays(stores, plan):
     assert await run_all(there, "mail") == [*IDS, "x", "z"]
 
 
-async def test_a_job_that_was_tried_while_the_move_was_stopped_is_copied_anew(stores, plan):
+async def test_a_job_that_ran_while_the_move_was_stopped_is_copied_again(stores, plan):
     """[RETRY-1]"""
     here, there = stores
     await stop(plan, here, there)
@@ -230,14 +230,14 @@ async def test_a_job_that_was_tried_while_the_move_was_stopped_is_copied_anew(st
     assert copy.envelope.max_attempts == job.envelope.max_attempts - 1
 
 
-async def test_a_job_with_its_id_that_is_due_later_does_not_stand_for_it(stores, plan):
+async def test_a_job_with_the_same_id_that_is_due_later_does_not_count_as_a_copy(stores, plan):
     _, there = stores
     await there.enqueue([new("j0", request_id="own", run_at=await there.now() + HOUR)])
     with pytest.raises(StoreMismatch, match="mail/j0: another job has this id there, and is due later"):
         await move(plan)
 
 
-async def test_a_mover_that_slept_for_too_long_writes_nothing(stores, plan, monkeypatch):
+async def test_a_mover_that_was_suspended_too_long_writes_nothing(stores, plan, monkeypatch):
     here, there = stores
     await here.enqueue([new("short", result_ttl_ms=0)])
     real, ran = steps._copy, []
@@ -264,7 +264,7 @@ async def test_a_mover_that_slept_for_too_long_writes_nothing(stores, plan, monk
 # What is left behind ------------------------------------------------------------------------------------------------
 
 
-async def test_a_target_that_dies_leaves_the_source_going_on_and_the_same_command_ends_it(file_url):
+async def test_after_the_target_dies_the_source_continues_and_the_same_command_ends_the_move(file_url):
     """The clocks are frozen: a mover that is slow to run keeps its leases; those of a dead one end by a shift."""
     with ValkeyServer(appendonly=True, appendfsync="always") as server:
         frozen = {"prefix": "x", "test_clock": "frozen"}
@@ -298,7 +298,7 @@ async def test_a_target_that_dies_leaves_the_source_going_on_and_the_same_comman
             assert sorted([job.id, *await run_all(there, "mail")]) == IDS
 
 
-async def test_a_target_that_has_lost_its_data_is_filled_again_and_nothing_stays_paused(stores, plan, other_url):
+async def test_a_target_that_lost_its_data_is_filled_again_and_no_queue_stays_paused(stores, plan, other_url):
     here, there = stores
     await stop(plan, here, there)
     await there.close()
@@ -309,9 +309,7 @@ async def test_a_target_that_has_lost_its_data_is_filled_again_and_nothing_stays
         assert await run_all(again, "mail") == IDS
 
 
-async def test_a_target_that_has_lost_what_was_taken_away_is_not_filled_with_the_rest(
-    stores, plan, monkeypatch, tmp_path
-):
+async def test_a_target_that_lost_jobs_removed_from_the_source_stops_the_move(stores, plan, monkeypatch, tmp_path):
     here, there = stores
     monkeypatch.setattr(steps, "PAGE", 2)
 
@@ -339,7 +337,7 @@ async def test_a_target_that_has_lost_what_was_taken_away_is_not_filled_with_the
     assert await run_all(there, "mail") == IDS
 
 
-async def test_a_mover_that_dies_while_the_stores_forget_is_followed_by_one_that_ends_it(stores, plan, monkeypatch):
+async def test_the_next_mover_ends_a_move_interrupted_in_its_cleanup(stores, plan, monkeypatch):
     here, there = stores
 
     def stopped(point):
@@ -362,7 +360,7 @@ async def _nothing(*_):
 
 
 @pytest.mark.parametrize("name", ["SRC", "DST"])
-async def test_notes_whose_writing_was_interrupted_are_forgotten(stores, plan, monkeypatch, name):
+async def test_partly_written_entries_of_the_move_log_are_removed(stores, plan, monkeypatch, name):
     here, there = stores
     real = move_log.MoveLog.write
 
@@ -378,7 +376,7 @@ async def test_notes_whose_writing_was_interrupted_are_forgotten(stores, plan, m
     assert await paused(here) == await paused(there) == set()
 
 
-async def test_a_quota_of_the_target_is_looked_at_before_anything_is_copied(stores, plan):
+async def test_a_quota_of_the_target_is_checked_before_any_job_is_copied(stores, plan):
     here, there = stores
     await there.set_tenant(TENANT, TenantSettings("mail", None, 4))
     with pytest.raises(StoreBusy, match=r"0 jobs wait in queue 'mail', 5 or more would come.*raise it in DST") as told:
@@ -388,7 +386,7 @@ async def test_a_quota_of_the_target_is_looked_at_before_anything_is_copied(stor
     assert await paused(here) == await paused(there) == set()
 
 
-async def test_a_job_that_runs_after_a_whole_pass_leaves_nothing_paused(stores, plan):
+async def test_a_job_that_runs_after_a_whole_pass_leaves_no_queue_paused(stores, plan):
     here, there = stores
 
     async def act():
@@ -402,7 +400,7 @@ async def test_a_job_that_runs_after_a_whole_pass_leaves_nothing_paused(stores, 
     assert await run_all(there, "mail") == IDS
 
 
-async def test_jobs_keep_the_time_they_have_left_between_clocks_that_differ(stores, plan):
+async def test_jobs_keep_their_remaining_time_between_different_clocks(stores, plan):
     here, there = stores
     await here.shift_clock(HOUR)
     await here.enqueue([new("ready"), new("later", run_at=await here.now() + HOUR)])
@@ -412,7 +410,7 @@ async def test_jobs_keep_the_time_they_have_left_between_clocks_that_differ(stor
     assert abs(later.visible_at - await there.now() - HOUR) < HOUR / 2
 
 
-async def test_a_move_whose_other_store_is_gone_can_be_forgotten_and_another_begins(stores, plan, third_url):
+async def test_a_move_without_its_other_store_can_be_forgotten_and_another_can_begin(stores, plan, third_url):
     here, there = stores
     await here.pause(TENANT, "video", paused=True)
     await stop(plan, here, there)
@@ -442,7 +440,7 @@ async def test_a_move_whose_other_store_is_gone_can_be_forgotten_and_another_beg
 # Before a move -------------------------------------------------------------------------------------------------
 
 
-async def test_a_preview_tells_of_a_move_that_was_stopped_and_changes_nothing(stores, plan):
+async def test_a_preview_shows_a_stopped_move_and_changes_nothing(stores, plan):
     here, there = stores
     assert (await preview(plan)).info is None
     await stop(plan, here, there)
@@ -460,7 +458,7 @@ async def test_a_preview_tells_of_a_move_that_was_stopped_and_changes_nothing(st
 
 
 async def test_a_page_has_no_more_than_a_bound_of_bytes(stores, plan, monkeypatch):
-    """Also where small jobs stand before large ones, and one alone is over it."""
+    """Even if small jobs are before large ones, and a single one is over it."""
     here, there = stores
     monkeypatch.setattr(steps, "MAX_PAGE_BYTES", 10_000)
     await here.enqueue([new(f"k{n}", payload=b'"' + b"x" * 4_000 + b'"') for n in range(7)])
@@ -483,8 +481,8 @@ async def test_a_page_has_no_more_than_a_bound_of_bytes(stores, plan, monkeypatc
     assert len(await run_all(there, "mail")) == 13
 
 
-async def test_a_job_that_takes_the_place_of_one_being_moved_is_not_lost(plan, stores, monkeypatch):
-    """Between the look and the cancel in the source, the job is canceled there and its id enqueued anew."""
+async def test_a_job_that_replaces_one_being_moved_is_not_lost(plan, stores, monkeypatch):
+    """Between the read and the cancel in the source, the job is canceled there and its id enqueued again."""
     here, there = stores
     real, done = FileStore.cancel, []
 
@@ -506,7 +504,7 @@ async def test_a_job_that_takes_the_place_of_one_being_moved_is_not_lost(plan, s
     assert await run_all(here, "mail") == []
 
 
-async def test_a_mover_that_slept_leaves_the_turn_of_the_next_one_alone(stores, monkeypatch):
+async def test_a_suspended_mover_does_not_disturb_the_next_one(stores, monkeypatch):
     here, _ = stores
 
     async def as_it_was_before(_):

@@ -11,6 +11,7 @@ from tests.mutants import (
     explaining,
     file_handoff,
     lasting,
+    lists,
     lua_claims,
     lua_endings,
     lua_enqueue,
@@ -32,6 +33,6 @@ from tests.mutants.trial import Trial, baseline, scratch, trial
 
 __all__ = ["Bug", "Mutant", "Trial", "baseline", "mutants", "scratch", "trial"]
 
-del budgets, enqueue, explaining, file_handoff, lasting, lua_claims, lua_endings, lua_enqueue, lua_lasting, lua_single
-del numbers
+del budgets, enqueue, explaining, file_handoff, lasting, lists, lua_claims, lua_endings, lua_enqueue, lua_lasting
+del lua_single, numbers
 del pg_claims, pg_endings, pg_enqueue, pg_log, pg_single, pg_handoff, rules, sqlite, turns

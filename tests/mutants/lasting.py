@@ -322,7 +322,7 @@ def token_reused_after_a_purge(bug: Bug) -> None:
     bug.at("file").around(bug.file("transaction").Transaction, "forget_job", forget_job)
 
 
-@mutant("KEEP-1", stores=CORE, seen_by="a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_be")
+@mutant("KEEP-1", stores=CORE, seen_by="a_failed_step_of_a_flow_is_kept_as_long_as_its_result_would_be")
 def bad_ends_of_steps_are_kept_like_others(bug: Bug) -> None:
     """The record of a failed or canceled step is gone before its flow has read it."""
 

@@ -203,13 +203,13 @@ def newcomer_gets_the_turns_it_missed(bug: Bug) -> None:
 
 @mutant("TENANT-4", stores=REDIS)
 def leaving_clears_the_debt(bug: Bug) -> None:
-    """A tenant that leaves and comes back enters at the minimum, although its own time was later."""
+    """A tenant that leaves and returns enters at the minimum, although its own time was later."""
     bug.lua("turns", "max(own, minimum)", "minimum")
 
 
 @mutant("TENANT-4", stores=REDIS)
 def idle_queue_forgets_how_far_it_was(bug: Bug) -> None:
-    """The first tenant at an idle queue enters at 0, ahead of all that come back."""
+    """The first tenant at an idle queue enters at 0, ahead of all that return."""
     bug.lua("picking", "if minimum then", "if false then")
 
 

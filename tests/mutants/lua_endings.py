@@ -51,7 +51,7 @@ def fast_completion_trusts_every_batch(bug: Bug) -> None:
     bug.lua("finish", "plain and raw and", "raw and")
 
 
-@mutant("LEASE-1", stores=REDIS, seen_by="a_call_under_a_lease_that_is_over_starts_nothing")
+@mutant("LEASE-1", stores=REDIS, seen_by="a_call_under_an_ended_lease_enqueues_nothing")
 def late_leader_starts_jobs_in_redis(bug: Bug) -> None:
     """An enqueue or a replay under a lease does not check whether the lease is over."""
     bug.lua(
@@ -61,19 +61,19 @@ def late_leader_starts_jobs_in_redis(bug: Bug) -> None:
     )
 
 
-@mutant("LEASE-1", stores=REDIS, seen_by="a_call_under_a_lease_that_is_over_starts_nothing")
+@mutant("LEASE-1", stores=REDIS, seen_by="a_call_under_an_ended_lease_enqueues_nothing")
 def late_leader_starts_one_job_in_redis(bug: Bug) -> None:
     """The path of a single job does not check whether the lease of the enqueue is over."""
     bug.lua("single_enqueue", "and not parent_lease and not steps ", "")
 
 
-@mutant("KEEP-1", stores=REDIS, seen_by="who_means_an_earlier_life_of_an_id_does_not_touch_the_next")
+@mutant("KEEP-1", stores=REDIS, seen_by="a_call_for_an_earlier_life_of_an_id_does_not_change_the_next")
 def earlier_life_means_any_life_in_redis(bug: Bug) -> None:
     """A cancel or a purge of an earlier life of an id applies to the next one."""
     bug.lua("records", "seq == NONE or seq == job.seq", "true")
 
 
-@mutant("RETRY-5", stores=REDIS, seen_by="a_release_can_give_back_all_earlier_attempts")
+@mutant("RETRY-5", stores=REDIS, seen_by="a_release_can_return_all_earlier_attempts")
 def release_forgives_nothing_in_redis(bug: Bug) -> None:
     """A release that should give back all attempts gives back only its own."""
     bug.lua("finish", "forgive and 0 or job.attempts - 1", "job.attempts - 1")

@@ -182,7 +182,7 @@ def ended_job_holds_its_key(bug: Bug) -> None:
 
 @mutant("ENQ-3", stores=REDIS)
 def any_end_frees_the_key(bug: Bug) -> None:
-    """A job that ends releases its key, although another job holds it by now."""
+    """A job that ends releases its key, although another job holds it."""
     bug.lua("keys", "if binding and binding.id == job.id then", "if binding then")
 
 
@@ -234,7 +234,7 @@ def replay_runs_without_its_key(bug: Bug) -> None:
 
 @mutant("ENQ-3", "DEAD-1", stores=REDIS)
 def replay_takes_the_key_from_its_holder(bug: Bug) -> None:
-    """A replay does not check whether another job holds its key by now."""
+    """A replay does not check whether another job holds its key."""
     bug.lua("replay", "policy == POLICY_UNTIL_TERMINAL and key_holder(job, field)", "nil")
 
 

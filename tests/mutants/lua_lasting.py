@@ -191,7 +191,7 @@ def flood_takes_what_is_in_its_way(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=REDIS)
 def only_the_first_survivors_of_a_batch_move(bug: Bug) -> None:
-    """Events that should be kept behind a trimmed one are lost with it."""
+    """Events that should be kept after a trimmed one are lost with it."""
     bug.lua("trimming", "for _, run in ipairs(runs) do", "for _, run in ipairs({ runs[1] }) do")
 
 
@@ -237,7 +237,7 @@ def end_of_the_log_stays_behind(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=REDIS)
 def reader_can_go_back(bug: Bug) -> None:
-    """A reader can be moved back to an earlier offset, and holds up trimming again."""
+    """A reader can be moved back to an earlier offset, and blocks trimming again."""
     bug.lua("readers", "'GT', int_text(number)", "int_text(number)")
 
 
@@ -351,7 +351,7 @@ def every_beat_is_a_start(bug: Bug) -> None:
     bug.lua("workers", "known and cmsgpack.unpack(known)[1] or now", "now")
 
 
-@mutant("KEEP-1", stores=REDIS, seen_by="a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_be")
+@mutant("KEEP-1", stores=REDIS, seen_by="a_failed_step_of_a_flow_is_kept_as_long_as_its_result_would_be")
 def bad_ends_of_steps_are_kept_like_others_in_lua(bug: Bug) -> None:
     """The record of a failed or canceled step is gone before its flow has read it."""
     bug.lua("jobs", "has_flag(job, FLAG_FLOW_STEP) and max(keep_ms, job.ttl) or keep_ms", "keep_ms")

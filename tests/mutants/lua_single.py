@@ -353,7 +353,7 @@ def jobs_in_flight_take_up_no_free_room(bug: Bug) -> None:
 
 @mutant("CLAIM-1", stores=REDIS)
 def claim_does_not_count_jobs_in_flight(bug: Bug) -> None:
-    """A claim returns as many jobs as asked for, besides those handed off."""
+    """A claim returns as many jobs as asked for, in addition to those handed off."""
     bug.lua("claim", "limit = limit - in_flight", "limit = limit + 0 * in_flight")
 
 

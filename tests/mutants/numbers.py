@@ -12,12 +12,12 @@ from tests.mutants.planting import CORE, IN_PYTHON, POSTGRES, REDIS, Bug, Plante
 
 IN_TURN = "every_kind_of_event_takes_the_next_number_of_its_job"
 IN_A_BATCH = "in_a_batch_each_job_has_its_own_number"
-DELIVERED = "a_delivered_job_is_claimed_with_its_second_event"
-UNLOGGED = "what_makes_no_event_takes_no_number"
+DELIVERED = "the_claim_of_a_handed_off_job_is_its_second_event"
+UNLOGGED = "a_call_without_an_event_uses_no_number"
 FILE = ("file",)
 MEMORY = ("memory",)
 PURGES = "purges_are_counted_by_tenant"
-OLD_PURGES = "an_old_count_of_purges_is_dropped_and_begins_anew"
+OLD_PURGES = "an_old_count_of_purges_is_dropped_and_restarts"
 
 # The rules as they stand in `core` ----------------------------------------------------------------------------
 

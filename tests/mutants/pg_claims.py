@@ -24,13 +24,13 @@ def a_claim_of_one_tenant_goes_by_time_alone(bug: Bug) -> None:
     bug.function("claim", "FROM found ORDER BY rank, visible_at, seq", "FROM found ORDER BY visible_at, seq")
 
 
-@mutant("CLAIM-2", "TENANT-4", stores=POSTGRES, seen_by="priorities_never_count_between_tenants")
+@mutant("CLAIM-2", "TENANT-4", stores=POSTGRES, seen_by="priorities_do_not_count_between_tenants")
 def a_turn_goes_by_time_alone(bug: Bug) -> None:
     """Within its turns a tenant's jobs are ordered by time, whatever their priority."""
     bug.function("claim", "PARTITION BY i ORDER BY rank, visible_at, seq", "PARTITION BY i ORDER BY visible_at, seq")
 
 
-@mutant("CLAIM-2", stores=POSTGRES, seen_by="many_jobs_that_become_due_at_once_all_come_in_order")
+@mutant("CLAIM-2", stores=POSTGRES, seen_by="many_jobs_due_at_the_same_time_are_claimed_in_order")
 def the_last_sent_comes_first_in_postgres(bug: Bug) -> None:
     """Of two jobs that became visible at the same instant, the later enqueue is first."""
     bug.function("claim", "j.visible_at, j.seq LIMIT p_ks[1]", "j.visible_at, j.seq DESC LIMIT p_ks[1]")
@@ -43,7 +43,7 @@ def a_claim_goes_by_sequence_alone(bug: Bug) -> None:
     bug.function("claim", "ORDER BY rank, visible_at, seq", "ORDER BY rank, seq")
 
 
-@mutant("CLAIM-2", "CLAIM-3", stores=POSTGRES, seen_by="many_jobs_that_become_due_at_once_all_come_in_order")
+@mutant("CLAIM-2", "CLAIM-3", stores=POSTGRES, seen_by="many_jobs_due_at_the_same_time_are_claimed_in_order")
 def the_position_is_behind_remaining_jobs(bug: Bug) -> None:
     """Jobs of the same instant as the last claimed one are skipped."""
 
@@ -175,19 +175,19 @@ def a_random_number_is_not_spread(bug: Bug) -> None:
 # When to look again -------------------------------------------------------------------------------------------
 
 
-@mutant("CLAIM-3", stores=POSTGRES, seen_by="an_empty_claim_learns_when_to_look_again")
+@mutant("CLAIM-3", stores=POSTGRES, seen_by="an_empty_claim_says_when_to_claim_again")
 def the_last_due_time_is_returned(bug: Bug) -> None:
     """An empty claim returns the due time of the last of its jobs."""
     bug.function("claim", "ORDER BY j.visible_at LIMIT 1", "ORDER BY j.visible_at DESC LIMIT 1")
 
 
-@mutant("CLAIM-3", stores=POSTGRES, seen_by="an_urgent_job_that_is_due_late_does_not_hide_when_to_look")
+@mutant("CLAIM-3", stores=POSTGRES, seen_by="an_urgent_job_due_later_does_not_hide_the_next_due_job")
 def the_due_time_of_the_least_urgent_is_returned(bug: Bug) -> None:
     """Of several priorities, the latest due time is returned."""
     bug.function("claim", "min(x.at)", "max(x.at)")
 
 
-@mutant("CLAIM-3", stores=POSTGRES, seen_by="an_empty_claim_learns_when_to_look_again")
+@mutant("CLAIM-3", stores=POSTGRES, seen_by="an_empty_claim_says_when_to_claim_again")
 def the_next_deadline_is_not_returned(bug: Bug) -> None:
     """An empty claim does not return the next deadline."""
 
@@ -198,7 +198,7 @@ def the_next_deadline_is_not_returned(bug: Bug) -> None:
     bug.around(bug.postgres("claims").Claims, "_next_at", next_at)
 
 
-@mutant("CLAIM-3", stores=POSTGRES, seen_by="a_worker_that_starts_learns_when_to_look_again")
+@mutant("CLAIM-3", stores=POSTGRES, seen_by="a_new_worker_learns_when_to_claim_again")
 def a_new_handle_does_not_ask_for_the_next_deadline(bug: Bug) -> None:
     """A process that has just started does not get the next deadline of other processes' leases."""
     bug.function("claim", "SELECT j.deadline INTO v_next", "SELECT NULL::bigint INTO v_next")
@@ -213,7 +213,7 @@ def all_weights_are_one_in_postgres(bug: Bug) -> None:
     bug.function("claim", "coalesce(sq.weight, st.weight, 1)", "1")
 
 
-@mutant("TENANT-4", stores=POSTGRES, seen_by="a_weight_of_one_queue_wins_over_the_tenants_own")
+@mutant("TENANT-4", stores=POSTGRES, seen_by="a_weight_for_one_queue_overrides_the_tenants_weight")
 def the_weight_of_a_queue_is_ignored(bug: Bug) -> None:
     """Only the weight of the tenant as a whole counts."""
     bug.function("claim", "coalesce(sq.weight, st.weight, 1)", "coalesce(st.weight, 1)")
@@ -225,7 +225,7 @@ def the_weight_of_a_tenant_is_ignored(bug: Bug) -> None:
     bug.function("claim", "coalesce(sq.weight, st.weight, 1)", "coalesce(sq.weight, 1)")
 
 
-@mutant("TENANT-4", stores=POSTGRES, seen_by="a_backlog_delays_a_stranger_by_one_turn")
+@mutant("TENANT-4", stores=POSTGRES, seen_by="a_backlog_delays_another_tenant_by_one_turn")
 def a_turn_costs_nothing_in_postgres(bug: Bug) -> None:
     """The first tenant is served until it has no more."""
 
@@ -255,9 +255,9 @@ def newcomers_enter_at_their_own_time(bug: Bug) -> None:
     bug.around(bug.postgres("turns").fairness, "entry", entry)
 
 
-@mutant("TENANT-4", stores=POSTGRES, seen_by="coming_back_to_an_idle_queue_gains_nothing")
+@mutant("TENANT-4", stores=POSTGRES, seen_by="a_tenant_that_returns_to_an_idle_queue_gains_nothing")
 def a_tenant_that_comes_back_enters_at_the_minimum(bug: Bug) -> None:
-    """A tenant that leaves and comes back gains a turn each time."""
+    """A tenant that leaves and returns gains a turn each time."""
 
     def entry(_: Planted, __: int, floor: int) -> int:
         return floor
@@ -266,7 +266,7 @@ def a_tenant_that_comes_back_enters_at_the_minimum(bug: Bug) -> None:
     bug.around(bug.postgres("turns").fairness, "entry", entry)
 
 
-@mutant("TENANT-4", stores=POSTGRES, seen_by="coming_back_to_an_idle_queue_gains_nothing")
+@mutant("TENANT-4", stores=POSTGRES, seen_by="a_tenant_that_returns_to_an_idle_queue_gains_nothing")
 def tenants_without_work_stay_in_the_turns(bug: Bug) -> None:
     """A tenant without work keeps its place, and returns with all the turns that it missed."""
 
@@ -320,7 +320,7 @@ def a_pause_does_not_stop_turns(bug: Bug) -> None:
     bug.function("claim", "CASE WHEN l.paused THEN 0 ELSE l.ranks END", "l.ranks")
 
 
-@mutant("CLAIM-5", "TENANT-1", stores=POSTGRES, seen_by="a_pause_stops_a_tenant_that_takes_turns")
+@mutant("CLAIM-5", "TENANT-1", stores=POSTGRES, seen_by="a_tenant_with_a_paused_queue_takes_no_turns")
 def a_pause_stops_all_queues(bug: Bug) -> None:
     """Pausing one queue pauses all of them."""
     bug.statement("pause", "WHERE lane = $1", "WHERE $1::int > 0")

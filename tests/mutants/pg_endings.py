@@ -14,25 +14,25 @@ from tests.mutants.planting import POSTGRES, Bug, Planted, mutant
 # Completions --------------------------------------------------------------------------------------------------
 
 
-@mutant("LEASE-1", "TENANT-2", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
+@mutant("LEASE-1", "TENANT-2", stores=POSTGRES, seen_by="single_and_batched_completions_are_judged_alike")
 def a_completion_needs_no_token(bug: Bug) -> None:
     """A completion needs only the address of a running job."""
     bug.function("complete", "AND j.token = u.token", "")
 
 
-@mutant("LEASE-1", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
+@mutant("LEASE-1", stores=POSTGRES, seen_by="single_and_batched_completions_are_judged_alike")
 def a_completion_has_no_deadline(bug: Bug) -> None:
     """A completion past the deadline is accepted until the lease is reaped."""
     bug.function("complete", "OR v_until <= v_now", "")
 
 
-@mutant("LEASE-1", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
+@mutant("LEASE-1", stores=POSTGRES, seen_by="single_and_batched_completions_are_judged_alike")
 def a_completion_may_be_a_moment_late(bug: Bug) -> None:
     """A completion is accepted at the exact deadline."""
     bug.function("complete", "v_until <= v_now", "v_until < v_now")
 
 
-@mutant("LEASE-1", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
+@mutant("LEASE-1", stores=POSTGRES, seen_by="single_and_batched_completions_are_judged_alike")
 def a_spent_token_completes(bug: Bug) -> None:
     """A released or failed job can be completed with the same token."""
     bug.function("complete", "j.state + 0 = {state:leased}", "j.state + 0 > 0")
@@ -51,13 +51,13 @@ def result_of_the_first_is_that_of_all(bug: Bug) -> None:
     bug.function("complete", "u.result AS outcome", "p_results[1] AS outcome")
 
 
-@mutant("RESULT-1", stores=POSTGRES, seen_by="a_completion_of_one_does_what_it_does_among_others")
+@mutant("RESULT-1", stores=POSTGRES, seen_by="a_single_completion_does_what_a_batch_does")
 def every_result_is_kept_for_an_hour(bug: Bug) -> None:
     """The TTL of a job is ignored when it completes."""
     bug.function("complete", "held.now + result_ttl", "held.now + 3600000")
 
 
-@mutant("TIME-1", "RESULT-1", stores=POSTGRES, seen_by="a_completion_of_one_does_what_it_does_among_others")
+@mutant("TIME-1", "RESULT-1", stores=POSTGRES, seen_by="a_single_completion_does_what_a_batch_does")
 def completed_when_it_was_enqueued(bug: Bug) -> None:
     """The time of the end is that of the enqueue."""
     bug.function(
@@ -88,7 +88,7 @@ def waiters_get_no_hint_of_an_end(bug: Bug) -> None:
     bug.around(bug.postgres("unit_of_work").Effects, "hints", hints)
 
 
-@mutant("CLAIM-3", stores=POSTGRES, seen_by="a_hint_comes_whenever_a_job_may_have_become_visible")
+@mutant("CLAIM-3", stores=POSTGRES, seen_by="a_hint_is_sent_whenever_a_job_may_have_become_visible")
 def workers_get_no_hint_of_a_waiting_job(bug: Bug) -> None:
     """Workers get no hint of a visible job."""
 
@@ -98,7 +98,7 @@ def workers_get_no_hint_of_a_waiting_job(bug: Bug) -> None:
     bug.around(bug.postgres("unit_of_work").Effects, "hints", hints)
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="a_hint_comes_when_the_log_grew")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="a_hint_is_sent_when_the_log_grows")
 def readers_get_no_hint_of_new_events(bug: Bug) -> None:
     """Readers that follow the log get no hint."""
 
@@ -111,7 +111,7 @@ def readers_get_no_hint_of_new_events(bug: Bug) -> None:
 # Other outcomes -----------------------------------------------------------------------------------------------
 
 
-@mutant("CANCEL-1", stores=POSTGRES, seen_by="of_a_cancel_and_a_completion_at_once_one_wins")
+@mutant("CANCEL-1", stores=POSTGRES, seen_by="of_a_concurrent_cancel_and_completion_one_wins")
 def changes_do_not_lock_running_jobs(bug: Bug) -> None:
     """A concurrent cancel and completion both succeed."""
     bug.function("lock_jobs", "FOR UPDATE OF j", "")
@@ -152,14 +152,14 @@ def _lock_before_it_is_there(bug: Bug, method: str, least: int) -> None:
     bug.function("lock_jobs", "ORDER BY j.seq FOR UPDATE OF j", "")
 
 
-@mutant("CANCEL-1", "STATE-2", stores=POSTGRES, seen_by="of_a_cancel_and_an_enqueue_at_once_both_answer_the_truth")
+@mutant("CANCEL-1", "STATE-2", stores=POSTGRES, seen_by="a_concurrent_cancel_and_enqueue_answer_what_happened")
 def a_cancel_acts_on_what_it_has_not_locked(bug: Bug) -> None:
-    """A job that is enqueued beside its cancel is canceled in the log, and completed."""
+    """A job that is enqueued during its cancel is canceled in the log, and completed."""
     _lock_before_it_is_there(bug, "cancel", least=0)
     bug.function("expect", "p_changed IS DISTINCT FROM p_meant", "false")
 
 
-@mutant("KEEP-1", "ENQ-2", stores=POSTGRES, seen_by="a_late_purge_leaves_the_next_life_alone")
+@mutant("KEEP-1", "ENQ-2", stores=POSTGRES, seen_by="a_late_purge_does_not_remove_the_next_life")
 def a_purge_takes_the_id_of_the_next_life(bug: Bug) -> None:
     """A purge removes whatever job has the id by then."""
     _lock_before_it_is_there(bug, "purge", least=5)
@@ -260,7 +260,7 @@ def a_canceled_job_shows_as_failed(bug: Bug) -> None:
     bug.statement("end_jobs", "u.state,", "6::smallint,")
 
 
-@mutant("LEASE-1", "CANCEL-2", stores=POSTGRES, seen_by="progress_is_recorded_for_the_holder")
+@mutant("LEASE-1", "CANCEL-2", stores=POSTGRES, seen_by="progress_is_recorded_only_for_the_current_lease")
 def progress_is_not_written(bug: Bug) -> None:
     """Progress is acknowledged but not stored."""
 
@@ -282,7 +282,7 @@ def a_replayed_job_keeps_its_attempts(bug: Bug) -> None:
     bug.statement("revive_jobs", "u.attempts,", "d.attempts,")
 
 
-@mutant("CLAIM-2", "DEAD-1", stores=POSTGRES, seen_by="a_job_that_comes_back_is_ordered_by_when_it_became_visible")
+@mutant("CLAIM-2", "DEAD-1", stores=POSTGRES, seen_by="a_retried_job_is_ordered_by_its_new_visible_time")
 def a_replayed_job_keeps_its_old_place(bug: Bug) -> None:
     """A replayed job keeps its old place in the queue."""
     bug.statement("revive_jobs", "u.visible_at,", "d.visible_at,")
@@ -294,7 +294,7 @@ def a_replay_is_not_recorded(bug: Bug) -> None:
     bug.statement("revive_jobs", "u.extra", "NULL::bytea")
 
 
-@mutant("DEAD-1", stores=POSTGRES, seen_by="a_purge_by_age_spares_what_has_started_again")
+@mutant("DEAD-1", stores=POSTGRES, seen_by="a_purge_by_age_spares_jobs_replayed_since")
 def a_purge_by_age_takes_what_started_again(bug: Bug) -> None:
     """The time of the ending that was seen is ignored."""
 
@@ -304,7 +304,7 @@ def a_purge_by_age_takes_what_started_again(bug: Bug) -> None:
     bug.around(bug.postgres("changes"), "purge", purge)
 
 
-@mutant("KEEP-1", "DEAD-1", "EVENT-1", stores=POSTGRES, seen_by="forgetting_makes_no_event_and_a_purge_does")
+@mutant("KEEP-1", "DEAD-1", "EVENT-1", stores=POSTGRES, seen_by="a_purge_makes_an_event_and_forgetting_does_not")
 def a_purge_makes_no_event(bug: Bug) -> None:
     """A purge makes no event."""
 
@@ -316,7 +316,7 @@ def a_purge_makes_no_event(bug: Bug) -> None:
     bug.around(bug.postgres("changes"), "purge", purge)
 
 
-@mutant("DEAD-1", "KEEP-1", stores=POSTGRES, seen_by="a_purge_by_age_spares_what_has_started_again")
+@mutant("DEAD-1", "KEEP-1", stores=POSTGRES, seen_by="a_purge_by_age_spares_jobs_replayed_since")
 def a_purged_job_stays_in_the_list(bug: Bug) -> None:
     """A purge only frees the id."""
     bug.statement("forget_jobs", "seq = ANY ($1::bigint[])", "seq = ANY ($1::bigint[]) AND false")
@@ -374,19 +374,19 @@ def a_blob_is_never_named(bug: Bug) -> None:
     bug.statement("drop_blobs", "SELECT unnest($1::text[])", "SELECT unnest($1::text[]) LIMIT 0")
 
 
-@mutant("TIME-1", stores=POSTGRES, seen_by="a_worker_lives_until_its_last_beat_is_over")
+@mutant("TIME-1", stores=POSTGRES, seen_by="a_worker_counts_as_live_until_its_last_beat_expires")
 def workers_live_for_ever(bug: Bug) -> None:
     """A worker without heartbeats is still listed."""
     bug.statement("workers", "expires_at > {s}.now_ms()", "true")
 
 
-@mutant("TIME-1", stores=POSTGRES, seen_by="a_worker_lives_until_its_last_beat_is_over")
+@mutant("TIME-1", stores=POSTGRES, seen_by="a_worker_counts_as_live_until_its_last_beat_expires")
 def a_worker_lives_a_moment_too_long(bug: Bug) -> None:
     """A worker is listed at the exact end of its last heartbeat."""
     bug.statement("workers", "expires_at > {s}.now_ms()", "expires_at >= {s}.now_ms()")
 
 
-@mutant("TIME-1", stores=POSTGRES, seen_by="a_worker_lives_until_its_last_beat_is_over")
+@mutant("TIME-1", stores=POSTGRES, seen_by="a_worker_counts_as_live_until_its_last_beat_expires")
 def each_beat_is_a_start(bug: Bug) -> None:
     """A worker's start is the time of its last heartbeat."""
     bug.statement("beat", "ELSE workers.started_at", "ELSE excluded.seen_at")
@@ -401,13 +401,13 @@ def an_id_is_looked_up_in_all_lanes(bug: Bug) -> None:
     bug.statement("find", "ids.lane = u.lane AND", "")
 
 
-@mutant("TENANT-1", stores=POSTGRES, seen_by="settings_and_pauses_are_the_tenants_own")
+@mutant("TENANT-1", stores=POSTGRES, seen_by="settings_and_pauses_apply_to_one_tenant_only")
 def stats_are_those_of_all_tenants(bug: Bug) -> None:
     """The counts of a queue are looked up by its name alone."""
     bug.statement("queues_named", "tenant = $1 AND", "$1 <> '' AND")
 
 
-@mutant("TENANT-1", stores=POSTGRES, seen_by="counts_and_lists_are_the_tenants_own")
+@mutant("TENANT-1", stores=POSTGRES, seen_by="counts_and_lists_show_one_tenant_only")
 def a_list_shows_all_tenants_waiting_jobs(bug: Bug) -> None:
     """The list of a queue shows the waiting jobs of all tenants."""
     bug.statement("list_waiting", "queue_id = $1 AND lane = $2", "queue_id = $1 AND $2::int > 0")
@@ -431,7 +431,7 @@ def running_jobs_are_listed_by_sequence(bug: Bug) -> None:
     bug.statement("list_leased", "ORDER BY deadline, seq", "ORDER BY seq")
 
 
-@mutant("STATE-1", stores=POSTGRES, seen_by="becoming_due_shows_as_ready_and_makes_no_event")
+@mutant("STATE-1", stores=POSTGRES, seen_by="a_due_job_shows_as_ready_and_makes_no_event")
 def due_jobs_are_counted_as_scheduled(bug: Bug) -> None:
     """A due job is counted in its stored state."""
     bug.function("count_jobs", "later.read < p_scan THEN later.scheduled", "later.read < p_scan THEN s.scheduled")

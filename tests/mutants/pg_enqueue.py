@@ -30,13 +30,13 @@ def a_batch_that_is_not_fresh_takes_away_ids(bug: Bug) -> None:
     bug.function("enqueue", "AND ids.seq = u.seq", "")
 
 
-@mutant("ENQ-2", "KEEP-1", stores=POSTGRES, seen_by="a_canceled_id_can_be_enqueued_afresh")
+@mutant("ENQ-2", "KEEP-1", stores=POSTGRES, seen_by="a_canceled_id_can_be_enqueued_again")
 def a_new_life_is_not_found_by_its_id(bug: Bug) -> None:
     """An id still leads to the row of the job that had it before."""
     bug.statement("move_ids", "SET seq = u.seq", "SET seq = ids.seq")
 
 
-@mutant("ENQ-8", "ENQ-4", stores=POSTGRES, seen_by="an_enqueue_of_one_does_what_it_does_among_others")
+@mutant("ENQ-8", "ENQ-4", stores=POSTGRES, seen_by="a_single_enqueue_does_what_a_batch_does")
 def request_id_is_not_kept_in_postgres(bug: Bug) -> None:
     """The same request again is a duplicate of itself."""
     bug.function("enqueue", "u.request,", "'',")
@@ -56,19 +56,19 @@ def request_id_is_not_kept_with_a_key(bug: Bug) -> None:
 # Delays -------------------------------------------------------------------------------------------------------
 
 
-@mutant("ENQ-5", "ENQ-4", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
+@mutant("ENQ-5", "ENQ-4", stores=POSTGRES, seen_by="each_job_of_a_batch_is_stored_as_it_was_sent")
 def delay_is_not_heeded_by_a_fresh_batch(bug: Bug) -> None:
     """A delayed job is visible at once."""
     bug.function("enqueue", "v_now + coalesce(u.delay, p_delays[1])", "v_now")
 
 
-@mutant("ENQ-5", "ENQ-4", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
+@mutant("ENQ-5", "ENQ-4", stores=POSTGRES, seen_by="each_job_of_a_batch_is_stored_as_it_was_sent")
 def delay_of_the_first_is_that_of_all(bug: Bug) -> None:
     """All jobs of a batch wait as long as its first."""
     bug.function("enqueue", "coalesce(u.delay, p_delays[1])", "p_delays[1]")
 
 
-@mutant("ENQ-5", "ENQ-4", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
+@mutant("ENQ-5", "ENQ-4", stores=POSTGRES, seen_by="each_job_of_a_batch_is_stored_as_it_was_sent")
 def run_at_is_not_heeded_by_a_fresh_batch(bug: Bug) -> None:
     """A job that is to run at an instant runs now."""
     bug.function("enqueue", "coalesce(u.run_at,", "coalesce(NULL::bigint,")
@@ -80,7 +80,7 @@ def an_instant_in_the_past_overtakes(bug: Bug) -> None:
     bug.function("enqueue", "greatest(v_now, coalesce(u.run_at", "greatest(0, coalesce(u.run_at")
 
 
-@mutant("STATE-1", "ENQ-5", "ENQ-4", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
+@mutant("STATE-1", "ENQ-5", "ENQ-4", stores=POSTGRES, seen_by="each_job_of_a_batch_is_stored_as_it_was_sent")
 def delayed_job_is_written_as_ready(bug: Bug) -> None:
     """A scheduled job shows as ready."""
     bug.function(
@@ -88,7 +88,7 @@ def delayed_job_is_written_as_ready(bug: Bug) -> None:
     )
 
 
-@mutant("ENQ-4", "TIME-1", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
+@mutant("ENQ-4", "TIME-1", stores=POSTGRES, seen_by="each_job_of_a_batch_is_stored_as_it_was_sent")
 def enqueued_when_it_becomes_visible(bug: Bug) -> None:
     """The time of the enqueue is that of the first run."""
     bug.function("enqueue", "u.visible_at, v_now,", "u.visible_at, u.visible_at,")
@@ -97,31 +97,31 @@ def enqueued_when_it_becomes_visible(bug: Bug) -> None:
 # Batches ------------------------------------------------------------------------------------------------------
 
 
-@mutant("ENQ-4", "CLAIM-2", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
+@mutant("ENQ-4", "CLAIM-2", stores=POSTGRES, seen_by="each_job_of_a_batch_is_stored_as_it_was_sent")
 def priority_of_the_first_is_that_of_all(bug: Bug) -> None:
     """All jobs of a batch get the priority of its first."""
     bug.function("enqueue", "coalesce(u.rank, p_ranks[1])", "p_ranks[1]")
 
 
-@mutant("ENQ-4", "RESULT-1", "KEEP-1", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
+@mutant("ENQ-4", "RESULT-1", "KEEP-1", stores=POSTGRES, seen_by="each_job_of_a_batch_is_stored_as_it_was_sent")
 def ttl_of_the_first_is_that_of_all(bug: Bug) -> None:
     """All results of a batch are kept as long as that of its first."""
     bug.function("enqueue", "coalesce(u.ttl, p_ttls[1])", "p_ttls[1]")
 
 
-@mutant("ENQ-4", "ENQ-6", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
+@mutant("ENQ-4", "ENQ-6", stores=POSTGRES, seen_by="each_job_of_a_batch_is_stored_as_it_was_sent")
 def options_of_the_first_are_those_of_all(bug: Bug) -> None:
     """All jobs of a batch get the codec, policy and headers of its first."""
     bug.function("enqueue", "coalesce(u.head, p_heads[1])", "p_heads[1]")
 
 
-@mutant("ENQ-4", "ENQ-6", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
+@mutant("ENQ-4", "ENQ-6", stores=POSTGRES, seen_by="each_job_of_a_batch_is_stored_as_it_was_sent")
 def type_of_the_first_is_that_of_all(bug: Bug) -> None:
     """All jobs of a batch get the type of its first."""
     bug.function("enqueue", "coalesce(u.type, p_types[1])", "p_types[1]")
 
 
-@mutant("TENANT-1", "ENQ-4", stores=POSTGRES, seen_by="a_call_over_several_tenants_gives_each_job_its_own")
+@mutant("TENANT-1", "ENQ-4", stores=POSTGRES, seen_by="a_call_over_several_tenants_never_mixes_up_their_jobs")
 def a_batch_goes_to_the_first_tenant(bug: Bug) -> None:
     """Jobs of several tenants in one batch all get into the lane of the first."""
     bug.function("enqueue", "coalesce(u.lane, p_lanes[1])", "p_lanes[1]")
@@ -177,17 +177,17 @@ def starting_frees_every_key(bug: Bug) -> None:
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="a_key_until_started_is_free_once_the_job_runs")
 def starting_frees_a_key_of_another_job(bug: Bug) -> None:
-    """A job that starts releases its key, although another job holds it by now."""
+    """A job that starts releases its key, although another job holds it."""
     bug.function("claim", "AND k.job_id = j.id", "")
 
 
-@mutant("ENQ-3", stores=POSTGRES, seen_by="jobs_that_complete_together_free_their_own_keys_alone")
+@mutant("ENQ-3", stores=POSTGRES, seen_by="jobs_that_complete_together_free_only_their_own_keys")
 def completing_frees_a_key_of_another_job(bug: Bug) -> None:
-    """A job that completes releases its key, although another job holds it by now."""
+    """A job that completes releases its key, although another job holds it."""
     bug.function("complete", "AND k.job_id = d.id", "")
 
 
-@mutant("ENQ-3", "KEEP-1", stores=POSTGRES, seen_by="jobs_that_complete_together_free_their_own_keys_alone")
+@mutant("ENQ-3", "KEEP-1", stores=POSTGRES, seen_by="jobs_that_complete_together_free_only_their_own_keys")
 def completing_frees_lasting_keys(bug: Bug) -> None:
     """Keys that are held for a time or forever end with the job."""
     bug.function("complete", "k.policy IN ('until_terminal', 'until_started')", "true")
@@ -195,11 +195,11 @@ def completing_frees_lasting_keys(bug: Bug) -> None:
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="a_key_until_started_is_free_once_the_job_runs")
 def any_end_frees_a_key_of_another_job(bug: Bug) -> None:
-    """A job that fails or is canceled frees its key, although another job holds it by now."""
+    """A job that fails or is canceled frees its key, although another job holds it."""
     bug.statement("drop_keys", "AND k.job_id = u.job_id", "")
 
 
-@mutant("ENQ-3", stores=POSTGRES, seen_by="a_key_for_a_time_is_free_afterwards_although_the_job_waits")
+@mutant("ENQ-3", stores=POSTGRES, seen_by="a_key_with_a_time_to_live_expires_while_its_job_waits")
 def a_key_stays_with_its_first_holder(bug: Bug) -> None:
     """A new job does not take the key of the job that it replaces."""
     bug.statement("bind_keys", "job_id = excluded.job_id", "job_id = keys.job_id")
@@ -211,13 +211,13 @@ def keys_are_bound_without_a_lock(bug: Bug) -> None:
     bug.statement("try_lock_keys", "SELECT {s}.try_lock_keys($1::text[])", "SELECT $1::text[] IS NOT NULL")
 
 
-@mutant("ENQ-3", stores=POSTGRES, seen_by="of_concurrent_replays_with_one_key_exactly_one_goes_through")
+@mutant("ENQ-3", stores=POSTGRES, seen_by="of_concurrent_replays_with_one_key_exactly_one_succeeds")
 def keys_are_waited_for_without_a_lock(bug: Bug) -> None:
     """Two concurrent replays with one key both succeed."""
     bug.statement("lock_keys", "pg_advisory_xact_lock(hashtextextended(k, 3))", "k")
 
 
-@mutant("ENQ-3", "KEEP-1", stores=POSTGRES, seen_by="a_key_for_ever_outlives_the_job")
+@mutant("ENQ-3", "KEEP-1", stores=POSTGRES, seen_by="a_key_without_an_end_outlives_the_job")
 def prune_frees_keys_for_ever_in_postgres(bug: Bug) -> None:
     """The first prune removes keys that are held forever."""
     bug.statement("drop_expired_keys", "expires_at IS NOT NULL AND expires_at <=", "coalesce(expires_at, 0) <=")
@@ -263,31 +263,31 @@ def a_move_loses_the_key_in_postgres(bug: Bug) -> None:
 # Quotas -------------------------------------------------------------------------------------------------------
 
 
-@mutant("TENANT-5", stores=POSTGRES, seen_by="over_the_quota_an_enqueue_is_refused_and_nothing_is_half_done")
+@mutant("TENANT-5", stores=POSTGRES, seen_by="an_enqueue_over_the_quota_is_refused_and_changes_nothing")
 def fresh_batches_get_around_the_quota(bug: Bug) -> None:
     """Jobs with new ids are accepted over the quota."""
     bug.function("enqueue", "AND max_waiting IS NOT NULL", "AND false")
 
 
-@mutant("TENANT-5", stores=POSTGRES, seen_by="over_the_quota_an_enqueue_is_refused_and_nothing_is_half_done")
+@mutant("TENANT-5", stores=POSTGRES, seen_by="an_enqueue_over_the_quota_is_refused_and_changes_nothing")
 def running_jobs_fill_the_quota(bug: Bug) -> None:
     """Leased jobs are counted among those that wait."""
     bug.statement("lane_waiting", "j.state < 4", "j.state <= 4")
 
 
-@mutant("TENANT-5", stores=POSTGRES, seen_by="over_the_quota_an_enqueue_is_refused_and_nothing_is_half_done")
+@mutant("TENANT-5", stores=POSTGRES, seen_by="an_enqueue_over_the_quota_is_refused_and_changes_nothing")
 def delayed_jobs_take_no_room(bug: Bug) -> None:
     """Only what is ready counts against a quota."""
     bug.statement("lane_waiting", "j.state < 4", "j.state = 2")
 
 
-@mutant("TENANT-5", stores=POSTGRES, seen_by="jobs_of_other_queues_take_no_room_in_a_queues_own_quota")
+@mutant("TENANT-5", stores=POSTGRES, seen_by="jobs_of_other_queues_do_not_count_against_a_queues_quota")
 def other_queues_fill_the_quota(bug: Bug) -> None:
     """The quota of a queue is used up by the tenant's other queues."""
     bug.statement("lane_waiting", "l.queue = $2::text", "$2::text <> ''")
 
 
-@mutant("TENANT-5", stores=POSTGRES, seen_by="jobs_of_other_queues_take_no_room_in_a_queues_own_quota")
+@mutant("TENANT-5", stores=POSTGRES, seen_by="jobs_of_other_queues_do_not_count_against_a_queues_quota")
 def other_tenants_fill_the_quota(bug: Bug) -> None:
     """The quota of a queue is used up by other tenants."""
     bug.statement("lane_waiting", "l.tenant = $1::text", "$1::text <> ''")
@@ -299,9 +299,9 @@ def quota_of_a_tenant_counts_nothing(bug: Bug) -> None:
     bug.statement("tenant_waiting", "l.tenant = $1::text", "l.tenant = $1::text || ' '")
 
 
-@mutant("TENANT-5", stores=POSTGRES, seen_by="a_batch_is_taken_as_far_as_the_quota_goes")
+@mutant("TENANT-5", stores=POSTGRES, seen_by="a_batch_is_accepted_up_to_the_quota")
 def a_batch_is_not_counted_as_it_goes(bug: Bug) -> None:
-    """A batch goes over the quota by all its items."""
+    """A batch may exceed the quota by all its items."""
 
     def took(*_: Any) -> None:
         return None
@@ -309,7 +309,7 @@ def a_batch_is_not_counted_as_it_goes(bug: Bug) -> None:
     bug.around(bug.postgres("quotas").Quotas, "took", took)
 
 
-@mutant("TENANT-5", stores=POSTGRES, seen_by="concurrent_enqueues_do_not_get_around_a_quota")
+@mutant("TENANT-5", stores=POSTGRES, seen_by="concurrent_enqueues_do_not_exceed_a_quota")
 def quotas_are_counted_without_a_lock(bug: Bug) -> None:
     """Concurrent enqueues all find the same room."""
     bug.statement("lock_tenant", "pg_advisory_xact_lock(", "abs(")
@@ -325,7 +325,7 @@ def a_replay_gets_around_the_quota_in_postgres(bug: Bug) -> None:
     bug.around(bug.postgres("changes"), "replay", replay)
 
 
-@mutant("TENANT-5", "TENANT-4", stores=POSTGRES, seen_by="settings_that_are_not_named_stay_as_they_are")
+@mutant("TENANT-5", "TENANT-4", stores=POSTGRES, seen_by="settings_left_out_stay_unchanged")
 def a_new_quota_drops_the_weight_in_postgres(bug: Bug) -> None:
     """Setting one of the two drops the other."""
     bug.statement("set_settings", "coalesce(excluded.weight, settings.weight)", "excluded.weight")
@@ -402,7 +402,7 @@ class _Within:
         return await self._session.value(name, *args)
 
 
-@mutant("ENQ-7", "CLAIM-3", stores=POSTGRES, seen_by="a_worker_hears_of_a_job_when_its_transaction_is_committed")
+@mutant("ENQ-7", "CLAIM-3", stores=POSTGRES, seen_by="a_worker_is_notified_of_a_job_when_its_transaction_commits")
 def a_commit_sends_no_hint(bug: Bug) -> None:
     """A commit of the caller's transaction sends no hint."""
 

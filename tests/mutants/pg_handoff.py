@@ -104,7 +104,7 @@ def a_job_handed_off_is_leased_but_not_sent(bug: Bug) -> None:
     )  # fmt: skip
 
 
-@mutant("ENQ-7", stores=POSTGRES, seen_by="a_worker_hears_of_a_job_when_its_transaction_is_committed")
+@mutant("ENQ-7", stores=POSTGRES, seen_by="a_worker_is_notified_of_a_job_when_its_transaction_commits")
 def a_job_not_handed_off_sends_no_hint(bug: Bug) -> None:
     """A single job that was not handed off sends no hint."""
     bug.function(

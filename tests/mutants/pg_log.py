@@ -40,7 +40,7 @@ def a_claim_is_logged_with_the_attempt_before(bug: Bug) -> None:
     bug.function("claim", "array_agg(f.attempts + 1)", "array_agg(f.attempts)")
 
 
-@mutant("EVENT-3", "EVENT-1", stores=POSTGRES, seen_by="a_batch_over_several_tenants_shows_each_its_own")
+@mutant("EVENT-3", "EVENT-1", stores=POSTGRES, seen_by="a_batch_over_several_tenants_shows_each_tenant_its_own_events")
 def a_turn_is_logged_with_the_attempt_before(bug: Bug) -> None:
     """The event of a lease by turns has the attempt number from before it."""
     bug.function("claim", "array_agg(p.attempts + 1)", "array_agg(p.attempts)")
@@ -58,7 +58,7 @@ def a_claim_is_logged_with_another_deadline(bug: Bug) -> None:
     bug.function("claim", "ARRAY[v_now + p_lease]", "ARRAY[v_now]")
 
 
-@mutant("EVENT-1", "RESULT-1", stores=POSTGRES, seen_by="a_completion_of_one_does_what_it_does_among_others")
+@mutant("EVENT-1", "RESULT-1", stores=POSTGRES, seen_by="a_single_completion_does_what_a_batch_does")
 def a_completion_is_logged_without_its_attempt(bug: Bug) -> None:
     """The event of a completion has no attempt number."""
     bug.function("complete", "v_types, v_attempts, p_tokens", "v_types, '{0}', p_tokens")
@@ -87,7 +87,7 @@ def events_lose_their_data(bug: Bug) -> None:
     bug.around(bug.postgres("log"), "pack", pack)
 
 
-@mutant("EVENT-3", "EVENT-1", stores=POSTGRES, seen_by="a_batch_over_several_tenants_shows_each_its_own")
+@mutant("EVENT-3", "EVENT-1", stores=POSTGRES, seen_by="a_batch_over_several_tenants_shows_each_tenant_its_own_events")
 def a_batch_is_logged_as_the_first_tenants(bug: Bug) -> None:
     """All events of one call are in the stream of its first tenant."""
 
@@ -97,7 +97,7 @@ def a_batch_is_logged_as_the_first_tenants(bug: Bug) -> None:
     bug.around(bug.postgres("log"), "_at", at)
 
 
-@mutant("EVENT-1", stores=POSTGRES, seen_by="nothing_that_changed_nothing_makes_an_event")
+@mutant("EVENT-1", stores=POSTGRES, seen_by="a_call_that_changes_nothing_makes_no_event")
 def extensions_are_always_logged(bug: Bug) -> None:
     """Extensions make events without the option."""
 
@@ -111,7 +111,7 @@ def extensions_are_always_logged(bug: Bug) -> None:
     bug.around(bug.postgres("finishing").Finishing, "_extend_live", plain)
 
 
-@mutant("EVENT-1", stores=POSTGRES, seen_by="extended_and_progressed_are_recorded_only_when_asked_for")
+@mutant("EVENT-1", stores=POSTGRES, seen_by="extensions_and_progress_make_events_only_when_asked_for")
 def progress_is_never_logged(bug: Bug) -> None:
     """Progress makes no events in spite of the option."""
 
@@ -147,25 +147,25 @@ def the_log_is_read_newest_first(bug: Bug) -> None:
     bug.statement("events", "ORDER BY epoch, xid", "ORDER BY epoch, xid DESC")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="a_transaction_that_commits_late_is_not_passed_over")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="a_reader_misses_no_transaction_that_commits_late")
 def readers_go_past_open_transactions(bug: Bug) -> None:
     """A reader never sees events of a transaction that was open when it read."""
     bug.function("horizon", "pg_snapshot_xmin(", "pg_snapshot_xmax(")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="a_transaction_that_commits_late_is_not_passed_over")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="a_reader_misses_no_transaction_that_commits_late")
 def every_transaction_is_taken_for_one_of_another_database(bug: Bug) -> None:
     """Readers pass an open transaction of the same database."""
     bug.function("horizon", "WHERE datid <> (", "WHERE datid IS NOT NULL OR datid <> (")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_an_old_transaction_are_in_the_order_of_the_job")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_a_long_transaction_are_in_the_order_of_the_job")
 def a_completion_is_filed_under_its_own_transaction(bug: Bug) -> None:
     """A completion in a transaction that began early is logged before the lease."""
     bug.function("complete", "v_last > v_xid", "false")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_an_old_transaction_are_in_the_order_of_the_job")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_a_long_transaction_are_in_the_order_of_the_job")
 def a_change_is_filed_under_its_own_transaction(bug: Bug) -> None:
     """A failure in a transaction that began early is logged before the lease."""
     bug.computed(bug.postgres("unit_of_work").UnitOfWork, "filed_under", lambda unit: unit.xid)
@@ -216,14 +216,14 @@ def trimming_waits_for_no_reader(bug: Bug) -> None:
     bug.statement("slowest_readers", "WHERE tenant = ANY ($1::text[])", "WHERE false AND tenant = ANY ($1::text[])")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_goes_on_past_a_reader_that_fell_too_far_behind")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_does_not_wait_for_a_reader_that_is_too_far_behind")
 def trimming_waits_for_ever_in_postgres(bug: Bug) -> None:
     """An abandoned reader keeps the log from being trimmed."""
     upkeep = bug.postgres("upkeep")
     bug.constant(upkeep, "EVENTS_BOUND_MS", 10**15, used_by=(upkeep, "trim"))
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_by_time_takes_nothing_young_where_the_clock_was_set_back")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_by_age_keeps_young_events_after_the_clock_was_set_back")
 def one_old_row_takes_all_before_it(bug: Bug) -> None:
     """The log is assumed to be in order of time, even if the clock was set back."""
     bug.function("trim_step", "bool_and(excess = count OR at <= p_old) OVER", "bool_or(at <= p_old) OVER")
@@ -233,13 +233,13 @@ def one_old_row_takes_all_before_it(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="readers_register_by_name_and_never_move_back")
 def a_reader_moves_backwards_in_postgres(bug: Bug) -> None:
-    """A reader can be moved back to an earlier offset, and holds up trimming again."""
+    """A reader can be moved back to an earlier offset, and blocks trimming again."""
     bug.statement("set_reader", "(readers.epoch, readers.xid, readers.n, readers.k) <", "(0, 0, 0, 0) <")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="readers_register_by_name_and_never_move_back")
 def a_dropped_reader_stays(bug: Bug) -> None:
-    """A reader that was dropped still holds up trimming."""
+    """A reader that was dropped still blocks trimming."""
     bug.statement("drop_reader", "name = $2", "name = $2 || ' '")
 
 
@@ -259,25 +259,25 @@ def more_is_trimmed_than_may_go(bug: Bug) -> None:
     bug.around(bug.postgres("upkeep"), "trim", trim)
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_removes_no_event_of_another")
 def what_is_cut_beside_a_flood_is_not_kept(bug: Bug) -> None:
     """Events of tenants below the level are trimmed with those of the tenant above it."""
     bug.function("trim_step", "FROM unnest(v_runs) WHERE gone < count) u", "FROM unnest(v_runs) WHERE false) u")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="events_that_survive_trimming_stay_in_order")
 def what_is_kept_of_a_row_begins_it_anew(bug: Bug) -> None:
     """Events that are kept of a call get the offsets of its first ones."""
     bug.function("trim_step", "e.at, u.begins - 1,", "e.at, u.first,")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="events_that_survive_trimming_stay_in_order")
 def a_row_that_was_shortened_keeps_all_its_ids(bug: Bug) -> None:
     """When a row is shortened, the kept events get the ids of the trimmed ones."""
     bug.function("remove_kept", "ids = ids[u.gone + 1 : u.count]", "ids = ids[1 : u.count - u.gone]")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_removes_no_event_of_another")
 def every_tenant_is_judged_by_the_last_cut(bug: Bug) -> None:
     """A tenant that lost nothing gets another tenant's gap."""
     bug.statement(
@@ -285,13 +285,13 @@ def every_tenant_is_judged_by_the_last_cut(bug: Bug) -> None:
     )
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_removes_no_event_of_another")
 def readers_of_all_tenants_get_no_gaps(bug: Bug) -> None:
     """A reader of all tenants gets no gap for one tenant's events."""
     bug.statement("cuts", "WHERE (epoch", "WHERE false AND (epoch")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="a_reader_holds_the_events_of_its_tenant_alone")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="a_reader_keeps_only_the_events_of_its_own_tenant")
 def any_tenants_reader_holds_the_log(bug: Bug) -> None:
     """Trimming waits for readers of other tenants."""
     bug.statement("slowest_readers", "DISTINCT ON (tenant) tenant,", "'' AS tenant,")
@@ -301,9 +301,9 @@ def any_tenants_reader_holds_the_log(bug: Bug) -> None:
     )
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="age_takes_the_events_of_every_tenant")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="old_events_of_every_tenant_are_trimmed")
 def what_is_kept_never_grows_old(bug: Bug) -> None:
-    """Events that were kept beside a flood are never trimmed."""
+    """Events that were kept during a flood are never trimmed."""
     bug.function("trim_step", "v_runs IS NULL AND p_old >=", "v_runs IS NULL AND 0 >=")
 
 

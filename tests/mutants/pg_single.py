@@ -60,19 +60,19 @@ def an_enqueue_of_one_is_not_logged(bug: Bug) -> None:
 # Completion of one ----------------------------------------------------------------------------------------------
 
 
-@mutant("LEASE-1", "TENANT-2", stores=POSTGRES, seen_by="a_token_that_is_not_the_last_one_granted_is_lost")
+@mutant("LEASE-1", "TENANT-2", stores=POSTGRES, seen_by="only_the_last_token_granted_is_valid")
 def a_completion_of_one_needs_no_token(bug: Bug) -> None:
     """A completion needs only the address of a running job."""
     bug.function("complete_one", "AND j.token = p_token", "")
 
 
-@mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
+@mutant("LEASE-1", stores=POSTGRES, seen_by="an_acknowledgement_at_the_deadline_is_too_late")
 def a_completion_of_one_has_no_deadline(bug: Bug) -> None:
     """A completion past the deadline is accepted until the lease is reaped."""
     bug.function("complete_one", "v_job.deadline <= now", "false")
 
 
-@mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
+@mutant("LEASE-1", stores=POSTGRES, seen_by="an_acknowledgement_at_the_deadline_is_too_late")
 def a_completion_of_one_may_be_a_moment_late(bug: Bug) -> None:
     """A completion is accepted at the exact deadline."""
     bug.function("complete_one", "v_job.deadline <= now", "v_job.deadline < now")
@@ -102,7 +102,7 @@ def the_completion_of_one_is_logged_as_another_end(bug: Bug) -> None:
     bug.function("complete_one", "'{{event:completed}}'", "'{{event:failed}}'")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_an_old_transaction_are_in_the_order_of_the_job")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_a_long_transaction_are_in_the_order_of_the_job")
 def the_completion_of_one_is_filed_under_its_own_transaction(bug: Bug) -> None:
     """A completion in a transaction that began early is logged before the lease."""
     bug.function("complete_one", "greatest(v_job.logged, {s}.xid())", "{s}.xid()")
@@ -110,7 +110,7 @@ def the_completion_of_one_is_filed_under_its_own_transaction(bug: Bug) -> None:
 
 # What is told of it ---------------------------------------------------------------------------------------------
 
-_IN_FULL = "a_record_in_a_hint_is_the_record_that_is_kept"
+_IN_FULL = "the_record_in_a_hint_is_the_stored_record"
 
 
 @mutant("RESULT-2", stores=POSTGRES, seen_by=_IN_FULL)

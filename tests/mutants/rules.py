@@ -46,7 +46,7 @@ def lease_lives_a_moment_too_long(bug: Bug) -> None:
     bug.around(lease, "check_live", check_live)
 
 
-@mutant("LEASE-1", stores=CORE, seen_by="a_call_under_a_lease_that_is_over_starts_nothing")
+@mutant("LEASE-1", stores=CORE, seen_by="a_call_under_an_ended_lease_enqueues_nothing")
 def late_leader_starts_jobs(bug: Bug) -> None:
     """An enqueue or a replay under a lease does not check whether the lease is over."""
 
@@ -56,7 +56,7 @@ def late_leader_starts_jobs(bug: Bug) -> None:
     bug.around(lease, "check_under", check_under)
 
 
-@mutant("KEEP-1", stores=CORE, seen_by="who_means_an_earlier_life_of_an_id_does_not_touch_the_next")
+@mutant("KEEP-1", stores=CORE, seen_by="a_call_for_an_earlier_life_of_an_id_does_not_change_the_next")
 def earlier_life_means_any_life(bug: Bug) -> None:
     """A cancel or a purge of an earlier life of an id applies to the next one."""
 
@@ -270,7 +270,7 @@ def release_keeps_the_attempt(bug: Bug) -> None:
     bug.around(lifecycle, "_release", release)
 
 
-@mutant("RETRY-5", stores=CORE, seen_by="a_release_can_give_back_all_earlier_attempts")
+@mutant("RETRY-5", stores=CORE, seen_by="a_release_can_return_all_earlier_attempts")
 def release_forgives_nothing(bug: Bug) -> None:
     """A release that should give back all attempts gives back only its own."""
 

@@ -155,7 +155,7 @@ def keys_are_not_counted(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=FILE)
 def reader_moves_backwards(bug: Bug) -> None:
-    """A reader can be moved back to an earlier offset, and holds up trimming again."""
+    """A reader can be moved back to an earlier offset, and blocks trimming again."""
     bug.sql("set_reader", "n = max(n, excluded.n)", "n = excluded.n")
 
 
@@ -173,7 +173,7 @@ def reaper_goes_by_sequence(bug: Bug) -> None:
 
 @mutant("ENQ-3", stores=FILE)
 def any_job_frees_the_key(bug: Bug) -> None:
-    """A job that ends frees its key, although another job holds it by now."""
+    """A job that ends frees its key, although another job holds it."""
     bug.sql("drop_key", "AND job_id = ? AND policy = ?", "AND ? != '' AND ? != ''")
 
 

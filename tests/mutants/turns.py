@@ -169,7 +169,7 @@ def newcomer_catches_up(bug: Bug) -> None:
 
 @mutant("TENANT-4")
 def coming_back_gains_a_turn(bug: Bug) -> None:
-    """A tenant that leaves and comes back enters at the minimum, although its own time was later."""
+    """A tenant that leaves and returns enters at the minimum, although its own time was later."""
 
     def entry(_: Planted, __: int, floor: int) -> int:
         return floor

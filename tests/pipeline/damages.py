@@ -49,7 +49,7 @@ ACTS = (
 
 
 async def live(store, tenant, chance, steps=40, ids=4):
-    """Let a few jobs of a tenant go every way that a job can go, one step in one call: each event stands alone."""
+    """Let a few jobs of a tenant make every transition, one in each call, so that each event has its own entry."""
     held = []
     for act in ("enqueue", *chance.choices(ACTS, k=steps)):
         key = JobKey(tenant, QUEUE, str(chance.randrange(ids)))

@@ -44,7 +44,7 @@ def changed(rows, row, **facts):
 
 
 def inserted(rows, after, **facts):
-    """A copy of a row right behind it, the last of its job, with other facts: as if the store had done it."""
+    """A copy of a row right after it, the last of its job, with other facts, as if the store had logged it."""
     number = 1 if facts.get("kind", after["kind"]) == "enqueued" else after["number"] + 1
     copy = after | {"position": after["position"] + "5", "offset": after["offset"] + "+", "number": number} | facts
     place = next(n for n, row in enumerate(rows) if row is after) + 1

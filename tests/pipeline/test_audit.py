@@ -79,25 +79,25 @@ def found_in(audit, *shards):
 
 
 @pytest.mark.parametrize("fault", PLANTS, ids=lambda fault: fault.__name__)
-def test_a_planted_fault_is_found_with_its_events_and_nothing_else(planted, fault):
+def test_a_planted_error_is_found_with_its_events_and_no_other(planted, fault):
     audit, expected = planted
     assert found_in(audit, PLANTS.index(fault)) == expected[fault]
 
 
-def test_what_a_cut_log_lacks_is_reported_as_such_and_not_as_loss(planted):
+def test_trimmed_events_are_reported_as_trimmed_and_not_as_lost(planted):
     audit, _ = planted
     assert found_in(audit, CUT) == set()
     assert any("the log was trimmed" in note for note in audit.notes)
 
 
-def test_a_clock_that_was_set_back_is_stated_and_breaks_nothing(planted):
+def test_a_clock_that_was_set_back_is_reported_and_breaks_no_rule(planted):
     audit, _ = planted
     assert found_in(audit, *SET_BACK) == set()
     (note,) = (note for note in audit.notes if "clock was set back" in note)
     assert int(note.partition("set back: ")[2].partition(" ")[0]) >= len(SET_BACK)
 
 
-def test_a_broken_audit_says_so_in_text_and_for_programs(planted):
+def test_a_broken_audit_says_so_in_text_and_in_json(planted):
     audit, _ = planted
     assert audit.broken
     assert audit.text().startswith(f"{audit.total:,} violations over {audit.events:,} events\n")
@@ -106,7 +106,7 @@ def test_a_broken_audit_says_so_in_text_and_for_programs(planted):
     assert audit.violations.count() == audit.total
 
 
-def test_real_histories_break_nothing(planted, shards):
+def test_real_histories_break_no_rule(planted, shards):
     audit, _ = planted
     assert len(shards) == SEEDS
     assert found_in(audit, *(REAL + number for number in shards)) == set()
@@ -132,20 +132,20 @@ def found_alone(spark, rows):
     return found
 
 
-def test_a_token_that_was_granted_twice_is_found_where_all_else_is_right(spark, shards):
+def test_a_token_granted_twice_is_found_in_an_otherwise_correct_log(spark, shards):
     first, second = two_done(shards)
     second = [second[0], *(row | {"token": first[1]["token"]} for row in second[1:])]
     expected = {("LEASE-5", job_of(row), row["position"]) for row in second[1:]}
     assert found_alone(spark, [*first, *second]) == expected
 
 
-def test_a_token_of_another_job_is_found_where_none_was_granted_twice(spark, shards):
+def test_a_token_of_another_job_is_found(spark, shards):
     first, (*begun, last) = two_done(shards)
     rows = [*first, *begun, last | {"token": first[1]["token"]}]
     assert found_alone(spark, rows) == {("LEASE-5", job_of(last), last["position"])}
 
 
-def test_an_extension_that_was_read_twice_is_found_where_all_else_is_right(spark, shards):
+def test_a_duplicate_extension_is_found_in_an_otherwise_correct_log(spark, shards):
     (born, claimed, done), _ = two_done(shards)
     extended = claimed | {"kind": "extended", "position": claimed["position"] + "!", "number": 3}
     rows = [born, claimed, extended, done | {"number": 4}]
@@ -153,14 +153,14 @@ def test_an_extension_that_was_read_twice_is_found_where_all_else_is_right(spark
     assert found_alone(spark, [*rows, extended]) == {("EVENT-1", job_of(extended), extended["position"])}
 
 
-def test_two_events_at_one_position_are_found_where_all_else_is_right(spark, shards):
+def test_two_events_at_one_position_are_found_in_an_otherwise_correct_log(spark, shards):
     first, (born, claimed, done) = two_done(shards)
     rows = [*first, born, claimed, done | {"position": claimed["position"]}]
     (found,) = found_alone(spark, rows)
     assert found[:2] == ("EVENT-1", job_of(done))
 
 
-def test_a_foreign_token_from_the_beginning_is_found_where_all_else_is_right(spark, shards):
+def test_another_jobs_token_in_the_first_event_is_found(spark, shards):
     first, (born, *_, last) = two_done(shards)
     token = first[1]["token"]
     canceled = last | {"kind": "canceled", "attempt": 0, "token": token, "number": 2}
@@ -168,7 +168,7 @@ def test_a_foreign_token_from_the_beginning_is_found_where_all_else_is_right(spa
     assert ("LEASE-5", job_of(last), last["position"]) in found_alone(spark, rows)
 
 
-async def test_the_store_is_asked_for_what_the_log_says_still_lives(spark, tmp_path):
+async def test_an_audit_reads_the_jobs_that_are_alive_by_the_log(spark, tmp_path):
     """A real store with the real clock: a job that it has lost, one that ended unseen, one that was never logged."""
     store = await open_store(f"file:{tmp_path}?test_clock=1")
     keys = [JobKey("t", "q", str(n)) for n in range(5)]
@@ -197,7 +197,7 @@ async def test_the_store_is_asked_for_what_the_log_says_still_lives(spark, tmp_p
 
 
 def job_row(job):
-    """A job as the data source has it, as far as it is looked at."""
+    """The columns of a job from the data source that the audit reads."""
     row = dict.fromkeys(JOBS.fieldNames()) | {
         "tenant": job.tenant, "queue": job.queue, "id": job.id, "state": str(job.state), "type": job.envelope.type,
         "enqueued_at": instant(job.enqueued_at), "visible_at": instant(job.visible_at),

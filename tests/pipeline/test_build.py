@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 
 def add_batch(spark, lake, number, rows):
-    """What an ingest leaves behind."""
+    """The files that an ingest leaves."""
     events = frame(spark, [row | {"batch": number} for row in rows])
     events.write.mode("append").partitionBy("date", "batch").parquet(str(lake.path("events")))
     lake.record_batch(Batch(number, len(rows)))
@@ -82,7 +82,7 @@ def told(row):
 
 
 @only_full
-def test_a_build_that_died_is_done_again_and_news_touch_their_day_alone(spark, lake, tmp_path, monkeypatch, rows):
+def test_a_failed_build_is_repeated_and_new_events_rebuild_only_their_day(spark, lake, tmp_path, monkeypatch, rows):
     first, last = rows[0]["date"], rows[-1]["date"]
     assert first < last
     cut = Random(7).randrange(len(rows))

@@ -83,7 +83,7 @@ def test_from_a_log_to_answers(cli, spark, file_url, tmp_path):
     assert "violation" in cli("audit", *lake, code=1)[0]
 
 
-def test_an_ingest_that_is_stopped_ends_in_words_and_the_next_goes_on(cli, spark, file_url, tmp_path, monkeypatch):
+def test_a_stopped_ingest_ends_with_a_message_and_the_next_continues(cli, spark, file_url, tmp_path, monkeypatch):
     def start_spark(*_, **__):
         # As SparkContext does it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -109,7 +109,7 @@ def test_an_ingest_that_is_stopped_ends_in_words_and_the_next_goes_on(cli, spark
 
 
 @only_full
-def test_replaying_shows_first_and_does_it_when_told(cli, file_url, tmp_path):
+def test_replaying_shows_the_jobs_first_and_runs_with_yes(cli, file_url, tmp_path):
     of_store(file_url, lambda store: make_dead(store, 10))
     args = ("replay", "--store", file_url, "--where", "error_type = 'ValueError'", "--tasks", "1")
     args = (*args, "--receipt", str(tmp_path / "receipt"))
@@ -139,7 +139,7 @@ def test_a_file_becomes_jobs_and_workers_on_spark_do_them(cli, file_url, tmp_pat
     assert counts.get(JobState.COMPLETED) == 3, counts
 
 
-def test_a_question_that_makes_no_sense_is_answered_in_a_line(cli, tmp_path):
+def test_an_invalid_query_gets_an_error_of_one_line(cli, tmp_path):
     Lake(tmp_path / "lake", create=True)
     for sql, code, said in (
         ("SELECT nope FROM events", 2, "Error: query: [UNRESOLVED_COLUMN"),
@@ -150,6 +150,6 @@ def test_a_question_that_makes_no_sense_is_answered_in_a_line(cli, tmp_path):
         assert (out, said in told, told.count("\n")) == ("", True, 1), told
 
 
-def test_help_comes_without_spark():
+def test_help_does_not_start_spark():
     loaded = "import sys, holdfast.cli.app; sys.exit('pyspark' in sys.modules or 'pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0

@@ -72,7 +72,7 @@ def test_compaction_keeps_every_row_and_later_builds_are_equal(spark, file_url, 
 
 
 @only_full
-def test_a_lake_in_trouble_is_left_as_it_was(spark, file_url, lake, monkeypatch):
+def test_a_damaged_lake_is_not_changed(spark, file_url, lake, monkeypatch):
     take_in(spark, lake, file_url, jobs=20)
     # Neither runs beside an ingest or a build.
     for name in ("ingest", "build"):
@@ -173,6 +173,6 @@ def damages(spark, lake):
 
 
 @pytest.mark.parametrize("days", [0, -3, 10**9])
-def test_nonsense_is_refused(spark, lake, days):
+def test_invalid_arguments_are_refused(spark, lake, days):
     with pytest.raises(InvalidOption, match="days"):
         retain(spark, lake, days)

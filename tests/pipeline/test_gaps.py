@@ -13,7 +13,7 @@ from tests.pipeline.settings import only_full
 
 
 @only_full
-async def test_an_ingest_that_came_late_notes_what_was_trimmed_before_and_the_audit_says_so(spark, tmp_path):
+async def test_a_late_ingest_records_trimmed_events_and_the_audit_reports_them(spark, tmp_path):
     url = f"file:{tmp_path / 'store'}?test_clock=1&keep_events=0"
     store = await open_store(url)
     keys = [JobKey("t", "q", str(n)) for n in range(4)]
@@ -29,7 +29,7 @@ async def test_an_ingest_that_came_late_notes_what_was_trimmed_before_and_the_au
     assert found.notes == ["the log was trimmed before it was read: 2 events follow a gap and are not judged"]
 
 
-async def test_what_single_tenants_lost_is_noted_by_their_name_and_exempts_nothing_else(spark, tmp_path):
+async def test_trimmed_events_of_single_tenants_are_recorded_by_tenant(spark, tmp_path):
     """A loss in another tenant's gap is found. [EVENT-2]"""
     url = f"file:{tmp_path / 'store'}?keep_events=30"
     store = await open_store(url)

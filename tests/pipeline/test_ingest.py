@@ -34,7 +34,7 @@ def readers(url):
     return of_store(url, lambda store: store.readers(None))
 
 
-def test_the_lake_has_the_log_and_goes_on_where_it_stopped(spark, url, lake):
+def test_the_lake_has_the_log_and_continues_from_its_last_event(spark, url, lake):
     of_store(url, lambda store: make_traffic(store, 50))
     told = []
     plan = IngestPlan(url, max_events=100, per_partition=60, payloads="hash")
@@ -113,7 +113,7 @@ def test_a_lake_has_one_ingest_and_one_store_and_each_batch_once(spark, file_url
 
 
 @only_full
-def test_a_log_that_was_cut_is_told_noted_and_gone_on_behind(spark, valkey_url, lake):
+def test_a_gap_in_the_log_is_reported_recorded_and_passed(spark, valkey_url, lake):
     url = f"{valkey_url}&keep_events=0"
     of_store(url, lambda store: make_traffic(store, 20))
     ingest(spark, lake, IngestPlan(url))
@@ -146,7 +146,7 @@ def test_a_log_that_was_cut_is_told_noted_and_gone_on_behind(spark, valkey_url, 
     assert int(first["from"]) == int(gap.from_.split(".")[first.shard])
 
 
-def test_a_lake_of_another_format_is_left_alone(tmp_path):
+def test_a_lake_of_another_format_is_not_changed(tmp_path):
     with pytest.raises(InvalidOption, match="there is no lake in"):
         Lake(tmp_path / "lake")
     Lake(tmp_path / "lake", create=True)
@@ -163,7 +163,7 @@ def test_a_lake_of_another_format_is_left_alone(tmp_path):
         Lake(tmp_path / "home", create=True)
 
 
-def test_batches_are_noted_whole(lake):
+def test_batches_are_recorded_whole(lake):
     lake.record_batch(Batch(3, 10))
     assert lake.batches() == [Batch(3, 10)]
     assert lake.batch(4) is None
@@ -172,7 +172,7 @@ def test_batches_are_noted_whole(lake):
         lake.batch(3)
 
 
-def test_the_operators_records_are_no_jobs_of_the_lake(spark, file_url, lake):
+def test_records_of_the_operator_are_not_jobs_in_the_lake(spark, file_url, lake):
     """Their payloads are keys; and an audit finds them in the log, but not among the jobs of the store."""
     of_store(file_url, lambda store: make_traffic(store, 10))
     of_store(file_url, lambda store: LeaseKeys(store).rotate())

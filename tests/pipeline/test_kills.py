@@ -19,7 +19,7 @@ def finish(spark):
 
 @only_full
 @pytest.mark.timeout(900)
-def test_a_driver_killed_at_every_step_of_a_batch_loses_and_doubles_nothing(finish, file_url, tmp_path):
+def test_a_driver_killed_at_every_step_of_a_batch_loses_and_duplicates_no_event(finish, file_url, tmp_path):
     events, lost, doubled = kill_at(file_url, tmp_path / "lake", POINTS, finish)
     assert (lost, doubled) == (0, 0)
     assert events > 0
@@ -27,7 +27,7 @@ def test_a_driver_killed_at_every_step_of_a_batch_loses_and_doubles_nothing(fini
 
 @only_full
 @pytest.mark.timeout(1800)
-def test_drivers_killed_at_twenty_random_moments_lose_and_double_nothing(finish, url, tmp_path):
+def test_drivers_killed_at_twenty_random_moments_lose_and_duplicate_no_event(finish, url, tmp_path):
     events, lost, doubled = kill_at(url, tmp_path / "lake", random_points(seeded(), KILLS), finish)
     assert (lost, doubled) == (0, 0)
     assert events > 0

@@ -23,7 +23,7 @@ def put(place, text):
     return place
 
 
-def test_a_reader_in_the_middle_of_a_swap_sees_the_old_table_and_is_not_in_the_way(lake, monkeypatch):
+def test_a_reader_during_a_swap_sees_the_old_table_and_does_not_block_it(lake, monkeypatch):
     place = put(lake.path("hourly"), "old")
     fresh = put(place.with_name(".hourly.new-x"), "new")
     seen = []
@@ -42,7 +42,7 @@ def test_a_reader_in_the_middle_of_a_swap_sees_the_old_table_and_is_not_in_the_w
     assert [path.name for path in place.parent.iterdir()] == ["hourly"]
 
 
-def test_a_table_that_a_dead_writer_left_is_put_back_by_the_next_writer_of_it(lake):
+def test_the_next_writer_restores_a_table_that_a_dead_writer_left(lake):
     old = put(lake.path("hourly").with_name(".hourly.old-x"), "old")
     with lake.lock("ingest"):
         assert lake.found("hourly") == old
@@ -67,7 +67,7 @@ NOTES = {
 
 @pytest.mark.parametrize("text", [b"", b'{"ba', b"[]", b"\xff\xfe"])
 @pytest.mark.parametrize("name", NOTES)
-def test_a_damaged_note_is_named_with_what_to_do(lake, name, text):
+def test_a_damaged_record_is_named_with_what_to_do(lake, name, text):
     lake.record_batch(Batch(2, 10))
     note = lake.root / name
     note.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def test_a_damaged_note_is_named_with_what_to_do(lake, name, text):
     assert "\n" not in str(error.value)
 
 
-def test_who_holds_a_lock_is_told_to_who_only_looks(lake):
+def test_a_reader_of_the_lock_sees_its_owner(lake):
     lake.check_free("ingest", "build")
     with lake.lock("build"):
         lake.check_free("ingest")

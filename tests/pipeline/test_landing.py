@@ -34,7 +34,7 @@ def piece(file_url, monkeypatch):
     return url, whole
 
 
-def test_a_task_writes_a_file_for_each_day_and_tells_them(piece, tmp_path):
+def test_a_task_writes_a_file_for_each_day_and_lists_them(piece, tmp_path):
     url, whole = piece
     events = of_store(url, all_events)
     told = list(landing.land(url, whole, EventFilter(), str(tmp_path / "here")))
@@ -65,7 +65,7 @@ def test_a_task_that_fails_leaves_no_file(piece, tmp_path, monkeypatch):
     assert list((tmp_path / "here").iterdir()) == []
 
 
-def test_a_batch_is_what_its_tasks_told_and_nothing_else(tmp_path):
+def test_a_batch_has_exactly_the_files_that_its_tasks_listed(tmp_path):
     lake = Lake(tmp_path / "lake", create=True)
     today = date(2030, 1, 31)
     for day in (today, today - timedelta(days=1)):

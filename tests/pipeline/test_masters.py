@@ -135,7 +135,7 @@ def test_executors_have_the_same_results_and_one_that_dies_loses_no_job(spark, v
 
 
 @only_full
-def test_questions_over_connect_are_judged_as_those_here(history, tmp_path):
+def test_queries_over_connect_are_checked_like_local_ones(history, tmp_path):
     """On a server of its own, without a master: what is no question on the lake's tables is refused."""
     with connect_server(tmp_path, "local[1]") as remote:
         said = told(begin("ask_over_connect", tmp_path, remote, history.root), tmp_path)

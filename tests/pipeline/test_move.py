@@ -16,9 +16,7 @@ from tests.pipeline.traffic import of_store
 ALL = ("mail", "video", "odd")
 
 
-def test_tasks_that_die_on_the_way_are_tried_again_and_nothing_comes_twice(
-    spark, file_url, valkey_url, tmp_path, monkeypatch
-):
+def test_failed_tasks_are_retried_and_no_row_comes_twice(spark, file_url, valkey_url, tmp_path, monkeypatch):
     of_store(file_url, lambda store: fill(store, 600))
     before = of_store(file_url, lambda store: names(store, *ALL))
     real = moving.Walk
@@ -37,7 +35,7 @@ def test_tasks_that_die_on_the_way_are_tried_again_and_nothing_comes_twice(
     assert ran == [id for id in before["mail"] if id != "later"]
 
 
-def test_the_command_moves_and_says_what(spark, file_url, tmp_path, capsys, monkeypatch):
+def test_the_command_moves_and_reports_the_counts(spark, file_url, tmp_path, capsys, monkeypatch):
     from holdfast.cli import main
 
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
@@ -52,6 +50,6 @@ def test_the_command_moves_and_says_what(spark, file_url, tmp_path, capsys, monk
     assert all(one["source_sum"] == one["target_sum"] for one in said["queues"])
 
 
-def test_memory_is_refused():
+def test_a_memory_store_is_refused():
     with pytest.raises(InvalidOption, match="a memory: store exists in one process"):
         check_stores(MovePlan("file:./here", "memory:there", TENANT))

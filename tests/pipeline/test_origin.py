@@ -59,7 +59,7 @@ def made_anew(request, lake):
 
 
 @pytest.mark.parametrize("jobs", [5, 200])
-def test_a_store_made_anew_is_not_gone_on_with_however_long_its_log(made_anew, lake, jobs):
+def test_an_ingest_does_not_continue_from_a_recreated_store(made_anew, lake, jobs):
     of_store(made_anew, lambda store: make_traffic(store, jobs, seed=2))
     before = (lake.root / "_origin.json").read_bytes()
     with pytest.raises(StoreMismatch, match=r"is not in the log of the store.* Ingest it into another --lake"):
@@ -88,7 +88,7 @@ def test_a_lake_that_has_read_past_its_last_event_notices_an_older_backup(file_u
         of_store(file_url, lambda store: make_traffic(store, 40, seed=3))
 
 
-def test_a_store_that_no_longer_has_what_was_read_is_known_by_its_reader(valkey_url, lake):
+def test_a_store_that_lost_ingested_events_is_recognised_by_its_reader(valkey_url, lake):
     url = valkey_url + PRUNED
     of_store(url, lambda store: make_traffic(store, 20))
     name = take_in(lake, url).reader
@@ -111,7 +111,7 @@ def test_a_store_that_no_longer_has_what_was_read_is_known_by_its_reader(valkey_
     assert [reader.name for reader in of_store(url, lambda store: store.readers(None))] == [name]
 
 
-def test_a_reader_that_was_dropped_is_registered_again_where_the_log_is_the_same(url, lake):
+def test_a_dropped_reader_is_registered_again_if_the_log_is_the_same(url, lake):
     of_store(url, lambda store: make_traffic(store, 30))
     take_in(lake, url)
     of_store(url, lambda store: make_traffic(store, 10, seed=2))
@@ -124,7 +124,7 @@ def test_a_reader_that_was_dropped_is_registered_again_where_the_log_is_the_same
         check_known(opened, origin)
 
 
-def test_a_lake_that_does_not_know_its_origin_takes_in_nothing(file_url, lake):
+def test_a_lake_without_an_origin_ingests_nothing(file_url, lake):
     of_store(file_url, lambda store: make_traffic(store, 5))
     take_in(lake, file_url)
     (lake.root / "_origin.json").unlink()

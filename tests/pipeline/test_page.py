@@ -156,7 +156,7 @@ def test_the_report_shows_its_charts_and_asks_for_nothing(looks, page_file, sche
 
 
 @pytest.mark.parametrize("scheme, size", LOOKS)
-def test_long_tables_show_that_there_is_more_and_are_whole_on_paper(looks, scheme, size):
+def test_long_tables_are_cut_with_a_note_and_printed_whole(looks, scheme, size):
     seen = looks[scheme, size]
     assert seen["rows"] == [3 * 10, 3 * 10 + ROWS - 10, 3 * ROWS]
     assert seen["cut"] == 0

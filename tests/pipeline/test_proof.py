@@ -34,7 +34,7 @@ PER_BATCH = 10
 
 
 def drawn(groups, count, chance):
-    """So many groups of events, each with one of its events: of every kind in turn, as far as there are any."""
+    """This many groups of events, each with one of its events, of every kind in turn."""
     left = dict(groups)
     for kind in islice(cycle(chance.sample(KINDS, len(KINDS))), count):
         having = [name for name, events in left.items() if any(event.kind == kind for event in events)]
@@ -57,7 +57,7 @@ async def make_histories(url, names, seed):
 
 
 @pytest.mark.timeout(1800)
-def test_whichever_event_is_lost_doubled_or_altered_is_found(spark, url, tmp_path):
+def test_any_lost_duplicate_or_altered_event_is_found(spark, url, tmp_path):
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     url = f"{url}{'&' if '?' in url else '?'}test_clock=1&events=all"

@@ -23,7 +23,7 @@ TENANTS = ("first", "middle", "last", "only", "doubled", "again", "whole", "retu
 
 
 async def lives_and_purges(store, tenant, ids):
-    """One step in one call: each event stands alone."""
+    """One step in each call, so that each event has its own entry."""
     for id_ in ids:
         key = JobKey(tenant, QUEUE, id_)
         await store.enqueue([NewJob(key, Envelope("send", b"{}"))])
@@ -41,7 +41,7 @@ async def make_purges(store):
 
 
 async def return_after_a_long_time(store):
-    """The counts of the tenants are dropped; that of one begins anew."""
+    """The counts of the tenants are dropped; that of one restarts."""
     await store.shift_clock(PURGE_COUNT_MS + 1)
     for n in range(20):  # Some in each shard.
         await lives_and_purges(store, f"later{n}", "a")
@@ -49,7 +49,7 @@ async def return_after_a_long_time(store):
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["counts", "dropped counts"])
-def test_a_purge_that_was_lost_or_doubled_before_the_ingest_is_found(spark, url, tmp_path, old):
+def test_a_lost_or_duplicate_purge_is_found(spark, url, tmp_path, old):
     url = f"{url}{'&' if '?' in url else '?'}test_clock=1"
     purged = {}
     for event in of_store(url, make_purges):
@@ -95,7 +95,7 @@ def of_two(tmp_path_factory):
 
 
 def judged(spark, rows, counts, gap=None):
-    """What is found in this log by these counts, the store having no jobs; `gap` is behind one row, up to another."""
+    """The findings in this log with these counts, for a store without jobs; `gap` is after one row, up to another."""
     gaps = [] if gap is None else [(0, gap[0]["position"], gap[1]["position"], rows[0]["at"], None)]
     end = max(row["position"] for row in rows)
     known = StoreJobs(spark.createDataFrame([], JOBS), [end], counts)
@@ -104,7 +104,7 @@ def judged(spark, rows, counts, gap=None):
     return [(violation.tenant, violation.explanation) for violation in found.samples]
 
 
-def test_a_store_that_has_counted_less_than_the_log_has_is_found(spark, of_two):
+def test_a_store_with_a_lower_purge_count_than_the_log_is_found(spark, of_two):
     rows, series = of_two
     counts = [PurgeCount("acme", series["acme"], 2), PurgeCount("other", series["other"], 3)]
     ((tenant, said),) = judged(spark, rows, counts)
@@ -112,7 +112,7 @@ def test_a_store_that_has_counted_less_than_the_log_has_is_found(spark, of_two):
     assert judged(spark, rows, [PurgeCount("acme", series["acme"], 3), counts[1]]) == []
 
 
-def test_purges_that_a_gap_in_the_log_may_have_had_are_not_judged(spark, of_two):
+def test_purges_that_may_be_in_a_gap_are_not_judged(spark, of_two):
     """The gap is exact: what is missing elsewhere is found."""
     rows, series = of_two
     counts = [PurgeCount("acme", series["acme"], 3), PurgeCount("other", series["other"], 3)]
@@ -127,7 +127,7 @@ def test_purges_that_a_gap_in_the_log_may_have_had_are_not_judged(spark, of_two)
     assert judged(spark, mine[:8], counts, (mine[7], theirs[8])) == []
 
 
-async def test_a_purge_after_a_move_back_goes_on_with_the_count(tmp_path):
+async def test_a_purge_after_a_move_back_continues_the_count(tmp_path):
     """A tenant's count stays in its store, wherever its jobs are meanwhile."""
     store = await open_store(f"file:{tmp_path}/store")
     try:

@@ -12,7 +12,7 @@ from holdfast.pipeline.triage import quoted
 from tests.pipeline.hostile import JOBS
 
 
-def test_every_table_can_be_asked_by_its_name(spark, history):
+def test_every_table_can_be_queried_by_its_name(spark, history):
     make_views(spark, history)
     for table in LAYER:
         assert "count" in select(spark, f"SELECT count(*) AS count FROM {table}").columns
@@ -36,7 +36,7 @@ def test_percentiles_are_those_of_the_histograms(spark, history):
     assert query(spark, history, values).rows == [[0.0, None]]
 
 
-def test_rows_beyond_the_limit_are_left_out_and_that_is_said(spark, history):
+def test_rows_beyond_the_limit_are_left_out_with_a_note(spark, history):
     sql = "WITH e AS (SELECT * FROM events) SELECT position FROM e ORDER BY position -- all"
     answer = query(spark, history, sql, 3)
     assert (len(answer.rows), answer.more) == (3, True)
@@ -66,7 +66,7 @@ SAME = (
 )
 
 
-def test_what_is_written_anew_gives_what_was_asked(spark, history):
+def test_a_rewritten_query_gives_the_same_result(spark, history):
     make_views(spark, history)
     for sql in SAME:
         asked, written = spark.sql(sql), select(spark, sql)
@@ -74,13 +74,13 @@ def test_what_is_written_anew_gives_what_was_asked(spark, history):
         assert [tuple(row) for row in written.collect()] == [tuple(row) for row in asked.collect()], sql
 
 
-def test_every_function_on_the_list_is_one_of_spark(spark, history):
+def test_every_allowed_function_exists_in_spark(spark, history):
     make_views(spark, history)
     known = {row[0] for row in spark.sql("SHOW FUNCTIONS").collect()}
     assert not {name for name in FUNCTIONS if name not in known}
 
 
-def test_a_text_is_the_same_text_for_spark(spark):
+def test_a_string_literal_is_the_same_in_spark(spark):
     texts = [
         "it's",
         "\\",
@@ -114,7 +114,7 @@ REFUSED = (
 )
 
 
-def test_what_is_refused_leaves_no_trace(spark, history, tmp_path):
+def test_a_refused_query_leaves_no_trace(spark, history, tmp_path):
     (tmp_path / "secret").write_text("hidden")
     names = {"mark": tmp_path / "mark", "secret": tmp_path / "secret"}
     for sql in REFUSED:
@@ -125,7 +125,7 @@ def test_what_is_refused_leaves_no_trace(spark, history, tmp_path):
         assert select(spark, "SELECT count(*) FROM events").collect()[0][0] > 0
 
 
-def test_no_file_is_a_table_of_this_session_even_past_the_judge(spark, tmp_path):
+def test_a_session_reads_no_file_as_a_table_even_without_the_checks(spark, tmp_path):
     (tmp_path / "secret").write_text("hidden")
     with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
         spark.sql(f"SELECT * FROM text.`{tmp_path}/secret`").collect()

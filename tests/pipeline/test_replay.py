@@ -53,7 +53,7 @@ def check_receipt(spark, receipt, place, ids):
 
 
 @only_full
-def test_what_was_chosen_is_replayed_and_not_what_failed_since(spark, file_url, tmp_path):
+def test_only_the_chosen_dead_letters_are_replayed_and_not_later_ones(spark, file_url, tmp_path):
     keys = of_store(file_url, make_dead)
     found = preview(spark, ReplayPlan(file_url, f"{VALUE_ERRORS} AND tenant = 'acme' AND attempts = 1"), sample=3)
     assert found.total == sum(group["count"] for group in found.groups) == 20
@@ -71,7 +71,7 @@ def test_what_was_chosen_is_replayed_and_not_what_failed_since(spark, file_url, 
 
 
 @only_full
-def test_jobs_that_are_gone_are_told_apart(spark, postgres_url, tmp_path):
+def test_removed_jobs_are_counted_separately(spark, postgres_url, tmp_path):
     keys = of_store(postgres_url, make_dead)
     plan = ReplayPlan(postgres_url, VALUE_ERRORS, tasks=2, rate=1000)
     assert choose(spark, plan, tmp_path / "receipt").chosen == 20
@@ -84,7 +84,7 @@ def test_jobs_that_are_gone_are_told_apart(spark, postgres_url, tmp_path):
 
 
 @only_full
-def test_what_a_quota_refuses_is_left_to_the_next_run(spark, file_url, tmp_path):
+def test_replays_that_a_quota_refuses_are_left_to_the_next_run(spark, file_url, tmp_path):
     async def narrow(store, room):
         await store.set_tenant(TENANTS[0], TenantSettings(max_waiting=room))
 
@@ -100,7 +100,7 @@ def test_what_a_quota_refuses_is_left_to_the_next_run(spark, file_url, tmp_path)
     assert set(of_store(file_url, replays).values()) == {1}
 
 
-def test_a_condition_that_makes_no_sense_is_refused(spark, file_url):
+def test_an_invalid_condition_is_refused(spark, file_url):
     of_store(file_url, lambda store: make_dead(store, 1))
     more = (
         "type IN (SELECT 'a')",
@@ -113,7 +113,7 @@ def test_a_condition_that_makes_no_sense_is_refused(spark, file_url):
             preview(spark, ReplayPlan(file_url, where))
 
 
-def test_a_missing_store_is_said_plainly(spark, tmp_path):
+def test_a_missing_store_is_named(spark, tmp_path):
     with pytest.raises((InvalidOption, StoreMismatch, StoreUnavailable)) as said:
         preview(spark, ReplayPlan(f"file:{tmp_path}/nowhere", "true"))
     assert "Traceback" not in str(said.value)
@@ -126,9 +126,7 @@ def test_a_rate_is_kept_by_all_tasks_together():
         ReplayPlan("file:x", "true", rate=0)
 
 
-def test_retried_tasks_replay_nothing_twice_even_if_the_job_failed_again_meanwhile(
-    spark, file_url, tmp_path, monkeypatch
-):
+def test_retried_tasks_replay_no_job_twice_even_if_it_failed_again(spark, file_url, tmp_path, monkeypatch):
     keys = of_store(file_url, make_dead)
     # The store has replayed some each time the task dies: twice they fail again at once, once the process is killed.
     faults = [("replay.after_call", 2, "fail again"), ("replay.after_part", 1, "kill")]
@@ -141,7 +139,7 @@ def test_retried_tasks_replay_nothing_twice_even_if_the_job_failed_again_meanwhi
     assert of_store(file_url, replays) == dict.fromkeys(even(keys), 1)
 
 
-def test_a_task_that_was_taken_for_dead_waits_for_its_turn_and_replays_nothing_twice(file_url, tmp_path):
+def test_a_task_that_was_replaced_too_early_replays_no_job_twice(file_url, tmp_path):
     """Two tasks with the same row: one has looked and not yet replayed, the other comes, and the job fails again."""
     (key,) = of_store(file_url, lambda store: make_dead(store, 1))
     (job,) = of_store(file_url, lambda store: store.get([key]))

@@ -143,7 +143,7 @@ def test_labels_of_an_axis_for_durations_do_not_touch(least, most, size):
     assert charts.TOP <= scale.y(most) <= scale.y(least) <= size.height - charts.BOTTOM
 
 
-def test_an_hour_by_itself_is_a_dot_and_equal_lines_are_seen_beneath_each_other():
+def test_a_single_hour_is_a_dot_and_equal_lines_stay_visible():
     hours = [NOW + timedelta(hours=n) for n in range(168)]
     lines = [charts.Series(name, "c1", [5.0 if n == 80 else None for n in range(168)]) for name in ("99", "95", "50")]
     drawn = charts.Chart("wait", "Wait", hours, lines, str, logarithmic=True).svg()

@@ -107,7 +107,7 @@ def test_a_stream_of_rows_becomes_jobs(spark, file_url, tmp_path):
     assert enqueued(file_url) == {f"row-{n}": 1 for n in range(20)}
 
 
-def test_a_full_quota_is_waited_for(spark, file_url):
+def test_a_write_waits_for_a_full_quota(spark, file_url):
     make_store(file_url)
     of_store(file_url, lambda store: store.set_tenant("acme", TenantSettings(max_waiting=50)))
     stop = threading.Event()
@@ -153,7 +153,7 @@ def test_no_row_is_kept_beyond_the_ceiling_of_the_store(file_url):
     assert enqueued(file_url) == {}
 
 
-def test_a_second_write_of_the_same_name_brings_nothing_back(file_url):
+def test_a_second_write_with_the_same_name_enqueues_no_job_again(file_url):
     import pyarrow as pa
 
     from holdfast.core.job import Cancel
@@ -205,7 +205,7 @@ def test_a_row_that_cannot_be_a_job_is_named(file_url, ids, payloads, error, sai
         ("id payload", {"idempotency": "ttl"}, "is not 'until_terminal'"),
     ],
 )
-def test_a_wrong_write_is_told_before_it_begins(columns, options, said):
+def test_an_invalid_write_is_refused_before_it_begins(columns, options, said):
     with pytest.raises((InvalidOption, InvalidName), match=said):
         WriteOptions({"store": "file:x", "tenant": "acme", **options}, texts(columns), overwrite=False)
     with pytest.raises(InvalidOption, match="never replaced"):

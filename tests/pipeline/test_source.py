@@ -45,7 +45,7 @@ def test_spark_reads_the_events_that_the_store_has(spark, url):
         assert order[event.tenant, event.queue, event.job_id].pop(0) == (event.kind, event.token)
 
 
-def test_what_an_event_says_stands_in_columns(spark, file_url):
+def test_the_data_of_an_event_is_in_columns(spark, file_url):
     of_store(file_url, lambda store: make_traffic(store, 80))
     for row in load(spark, file_url).collect():
         data = json.loads(row.data)
@@ -57,7 +57,7 @@ def test_what_an_event_says_stands_in_columns(spark, file_url):
         assert row.fingerprint == error.get("fingerprint")
 
 
-def test_filters_and_a_schema_of_ones_own_give_what_they_say(spark, file_url):
+def test_filters_and_a_custom_schema_are_applied(spark, file_url):
     of_store(file_url, lambda store: make_traffic(store, 60))
     events = of_store(file_url, all_events)
     middle = datetime.fromtimestamp(events[len(events) // 2].at / 1000, UTC)
@@ -68,7 +68,7 @@ def test_filters_and_a_schema_of_ones_own_give_what_they_say(spark, file_url):
     assert sorted((row.job_id, row.kind) for row in found.collect()) == sorted((e.job_id, e.kind) for e in want)
 
 
-def test_filters_are_taken_over_where_they_can_be():
+def test_filters_are_pushed_down_if_possible():
     reader = EventsReader(ReadOptions({"store": "file:x", "tenant": "acme,globex"}), EVENTS)
     since = datetime(2030, 1, 1, tzinfo=UTC)
     mine = [EqualTo(("tenant",), "acme"), In(("kind",), ("failed", "retried"))]
@@ -81,7 +81,7 @@ def test_filters_are_taken_over_where_they_can_be():
 
 
 @only_full
-def test_a_stream_takes_in_bounded_batches_and_goes_on_where_it_stopped(spark, valkey_url, tmp_path):
+def test_a_stream_reads_bounded_batches_and_continues_from_its_checkpoint(spark, valkey_url, tmp_path):
     # The other stores: test_ingest.py.
     url = valkey_url
     of_store(url, lambda store: make_traffic(store, 60))
@@ -102,7 +102,7 @@ def test_a_stream_takes_in_bounded_batches_and_goes_on_where_it_stopped(spark, v
     assert as_rows(found) == as_rows(of_store(url, all_events))
 
 
-def test_spark_reads_the_jobs_as_they_are(spark, url):
+def test_spark_reads_the_current_jobs(spark, url):
     of_store(url, lambda store: make_traffic(store, 40))
     jobs = load(spark, url, table="jobs", payload="true")
     found = {(row.tenant, row.queue, row.id): row for row in jobs.collect()}
@@ -116,7 +116,7 @@ def test_spark_reads_the_jobs_as_they_are(spark, url):
         assert row.state in set(JobState)
 
 
-def test_a_relative_directory_is_named_from_the_root_for_whoever_runs_elsewhere(tmp_path, monkeypatch):
+def test_a_relative_directory_is_made_absolute_for_executors(tmp_path, monkeypatch):
     place = tmp_path / "with space"
     place.mkdir()
     monkeypatch.chdir(place)
@@ -131,7 +131,7 @@ def test_a_relative_directory_is_named_from_the_root_for_whoever_runs_elsewhere(
     assert work.WorkPlan(here, stop_file="stop").stop_file == str(place / "stop")
 
 
-def test_a_wrong_option_is_told_without_the_password():
+def test_an_invalid_option_is_named_without_the_password():
     for options, said in [
         ({}, "store: not given"),
         ({"store": "secret-word"}, "that is not a store URL"),
@@ -156,7 +156,7 @@ def test_a_wrong_option_is_told_without_the_password():
         ("ftp://someone:secret-word@x", "no store is registered for ftp:"),
     ],
 )
-def test_a_store_that_cannot_be_read_is_told_without_the_password(spark, url, said):
+def test_an_unreadable_store_is_named_without_the_password(spark, url, said):
     with pytest.raises(Exception, match=r"holdfast\.core\.errors") as error:
         load(spark, url).count()
     assert said in str(error.value)

@@ -51,7 +51,7 @@ def none(gap):
 
 
 @pytest.mark.parametrize("large", [2, events.LARGE])
-async def test_the_pieces_of_the_log_are_the_log(store, large, monkeypatch):
+async def test_the_ranges_of_a_split_log_are_the_whole_log(store, large, monkeypatch):
     # Batches as they are, with one value for all in some columns, or put together.
     monkeypatch.setattr(events, "LARGE", large)
     await make_traffic(store, 40)
@@ -78,7 +78,7 @@ async def check_pieces(store, whole, size, limit):
 
 @pytest.mark.parametrize("large", [2, events.LARGE])
 @pytest.mark.parametrize("page", [5, 1000])
-async def test_the_rows_of_the_pieces_are_the_events(store, url, page, large, monkeypatch):
+async def test_the_rows_of_all_ranges_are_the_events(store, url, page, large, monkeypatch):
     monkeypatch.setattr(events, "LARGE", large)
     monkeypatch.setattr(reader, "PAGE", page)
     await make_traffic(store, 40)
@@ -101,7 +101,7 @@ async def test_the_rows_of_the_pieces_are_the_events(store, url, page, large, mo
     assert as_rows(read) == as_rows(await all_events(store))
 
 
-async def test_only_the_events_that_are_wanted_come(store, url, monkeypatch):
+async def test_only_the_selected_events_are_read(store, url, monkeypatch):
     monkeypatch.setattr(events, "LARGE", 2)
     await make_traffic(store, 40)
     whole = await all_events(store)
@@ -154,7 +154,7 @@ async def test_steps_are_about_as_long_as_asked_for(store):
     assert max(sizes) <= 50 + 3 * 40  # in each shard up to the end of a chunk
 
 
-async def test_a_cut_log_is_told_and_the_rest_can_be_read(url):
+async def test_a_trimmed_log_raises_and_the_rest_can_be_read(url):
     store = await open_store(url + ("&" if "?" in url else "?") + "keep_events=0")
     try:
         start, _ = await store.bounds(None)

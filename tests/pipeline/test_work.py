@@ -26,7 +26,7 @@ def making(url, module, **options):
     return partial(make_worker, WorkerConfig(url, "acme", [module], concurrency=4, **options))
 
 
-def test_workers_in_two_tasks_drain_a_queue_and_each_job_is_done_once(spark, url, tmp_path, jobs):
+def test_workers_in_two_tasks_drain_a_queue_and_run_each_job_once(spark, url, tmp_path, jobs):
     module, code = jobs
     of_store(url, lambda store: fill(store, 200, tmp_path))
     done = work(spark, WorkPlan(url, tasks=2, until_empty=True), making(url, module), code)
@@ -37,7 +37,7 @@ def test_workers_in_two_tasks_drain_a_queue_and_each_job_is_done_once(spark, url
     assert len({worker["worker_id"] for worker in done.workers}) == 2
 
 
-def test_what_a_killed_worker_held_is_done_by_others(spark, valkey_url, tmp_path, jobs, monkeypatch):
+def test_the_jobs_of_a_killed_worker_are_run_by_others(spark, valkey_url, tmp_path, jobs, monkeypatch):
     module, code = jobs
     of_store(valkey_url, lambda store: fill(store, 40, tmp_path))
     real = working.WorkerTask
@@ -50,7 +50,7 @@ def test_what_a_killed_worker_held_is_done_by_others(spark, valkey_url, tmp_path
     assert len(done.workers) == 2
 
 
-def test_they_end_when_the_file_appears_or_their_time_is_over(spark, file_url, tmp_path, jobs):
+def test_workers_end_when_the_file_appears_or_their_time_is_over(spark, file_url, tmp_path, jobs):
     module, code = jobs
     asking = Envelope("ask_to_stop", b'{"place":"%s"}' % str(tmp_path).encode())
     of_store(file_url, lambda store: fill(store, 1, tmp_path, [asking]))
@@ -63,7 +63,7 @@ def test_they_end_when_the_file_appears_or_their_time_is_over(spark, file_url, t
         work(spark, WorkPlan(file_url, 1, stop_file=str(stop)), making(file_url, module), code)
 
 
-def test_what_is_wrong_is_said_before_a_task_starts(spark, file_url, tmp_path, jobs):
+def test_errors_are_reported_before_a_task_starts(spark, file_url, tmp_path, jobs):
     _, code = jobs
     of_store(file_url, lambda store: fill(store, 0, tmp_path))
     with pytest.raises(InvalidOption, match="no module"):
@@ -74,7 +74,7 @@ def test_what_is_wrong_is_said_before_a_task_starts(spark, file_url, tmp_path, j
         pack([tmp_path / "nowhere.py"])
 
 
-def test_code_that_was_not_sent_along_is_missing_there_and_that_is_said(spark, file_url, tmp_path, jobs):
+def test_code_that_was_not_shipped_is_named_as_missing(spark, file_url, tmp_path, jobs):
     module, _ = jobs
     of_store(file_url, lambda store: fill(store, 0, tmp_path))
     with pytest.raises((InvalidOption, StoreError), match="there is no module"):

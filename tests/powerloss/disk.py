@@ -67,7 +67,7 @@ class _Folder:
         self.pending: list[dict[str, _Folder | _Content | None]] = []
 
     def names(self, steps: int | None = None) -> dict[str, _Folder | _Content]:
-        """The names after so many steps; of now, if it is not said."""
+        """The names after this many steps; by default now."""
         names: dict[str, _Folder | _Content | None] = dict(self.durable)
         for step in self.pending[:steps]:
             names.update(step)
@@ -93,7 +93,7 @@ class Disk:
         self.records = list(read(log))
 
     def moments(self) -> range:
-        """The moments at which the power can be cut: after so many records."""
+        """The moments at which the power can be cut: after this many records."""
         begin = next(n for n, record in enumerate(self.records) if record.kind == "begin")
         return range(begin + 1, len(self.records) + 1)
 

@@ -25,13 +25,13 @@ def b64(data):
 
 
 def forged(header, body=None, signature=b""):
-    """A token put together by hand."""
+    """A token assembled by hand."""
     parts = [json.dumps(header).encode(), json.dumps(body or claims()).encode()]
     return ".".join([*map(b64, parts), b64(signature)])
 
 
 def by_hmac(key, header, body=None):
-    """A token signed by HMAC with any key, whatever PyJWT thinks of it."""
+    """A token signed by HMAC with any key, even one that PyJWT refuses."""
     text = forged(header, body).rpartition(".")[0]
     return f"{text}.{b64(hmac.new(key, text.encode(), hashlib.sha256).digest())}"
 

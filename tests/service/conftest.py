@@ -49,7 +49,7 @@ def url(request):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service(url):
-    """One server for the tests of a module, on each kind of store; they keep apart by their tenants."""
+    """One server for the tests of a module, on each kind of store; the tests use different tenants."""
     async with serving(url) as service:
         yield service
 

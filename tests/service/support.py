@@ -28,7 +28,7 @@ def token(tenant="acme", scopes=ALL, settings=TOKENS, **options):
 
 
 async def read_to_the_end(reader):
-    """All that comes. A server that ends a connection on which more was sent resets it: that is an end as well."""
+    """All bytes until the end. A server that closes a connection with unread bytes resets it: that is an end, too."""
     found = b""
     with suppress(ConnectionResetError):
         while some := await reader.read(65536):
@@ -37,7 +37,7 @@ async def read_to_the_end(reader):
 
 
 def claims(**changes):
-    """The claims of a good token, with changes; None leaves one out."""
+    """The claims of a valid token, with changes; None removes one."""
     now = int(time.time())
     good = {
         "iss": "holdfast", "aud": "holdfast", "tid": "acme", "iat": now, "exp": now + 600,
@@ -115,7 +115,7 @@ def problem(answer, status, code):
 
 
 class Issuer:
-    """A server that shows a set of keys, and counts who asks."""
+    """A server that serves a key set, and counts the requests."""
 
     def __init__(self):
         self.keys, self.asked, self.status = [], 0, 200

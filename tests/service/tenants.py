@@ -25,7 +25,7 @@ MARK = b'"bytes:'
 
 
 def packed(item):
-    """An item whose payload or result goes over HTTP: what is no JSON as a string of JSON."""
+    """An item whose payload or result is sent over HTTP: bytes that are not JSON as a string of JSON."""
     if isinstance(item, NewJob):
         return replace(item, envelope=replace(item.envelope, payload=_text(item.envelope.payload, item.envelope.codec)))
     if isinstance(item, Finish) and item.result is not None:
@@ -66,7 +66,7 @@ class Behind:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._lock = threading.Lock()
         self.handles = {}
-        """The handles on each store: who listens at one hears of the tenants of all."""
+        """The handles on each store: a listener at one gets the hints of the tenants of all."""
 
     def ask(self, do, url, **more):
         with self._lock:
@@ -85,7 +85,7 @@ class Behind:
 
 
 class Tenants:
-    """A store made of clients. Mixed batches are cut by tenant and put together again."""
+    """A store made of clients. Mixed batches are split by tenant and joined again."""
 
     def __init__(self, behind, url):
         self._behind = behind

@@ -12,7 +12,7 @@ from tests.service.support import problem
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_a_job_is_enqueued_looked_at_claimed_and_completed(client):
+async def test_a_job_is_enqueued_read_claimed_and_completed(client):
     job = {"queue": "emails", "type": "send_email", "payload": {"to": "a@example.com"}, "id": "email-123"}
     first = await client.post("/v1/jobs", json=job)
     assert first.status_code == 201
@@ -49,7 +49,7 @@ async def test_a_batch_is_answered_item_by_item(client):
     assert (await client.get("/v1/queues/default/stats")).json()["counts"]["ready"] == 1
 
 
-async def test_a_request_that_is_repeated_is_answered_the_same(client):
+async def test_a_repeated_request_gets_the_same_answer(client):
     """[ENQ-8]"""
     job = {"request_id": "r-1", "id": "x"}
     assert (await client.enqueue(**job))["status"] == "queued"
@@ -63,7 +63,7 @@ async def test_an_idempotency_key_gives_the_first_job(client):
     assert (second["status"], second["id"]) == ("duplicate", first["id"])
 
 
-async def test_a_delayed_job_is_scheduled_and_an_option_that_makes_no_sense_is_refused(client):
+async def test_a_delayed_job_is_scheduled_and_an_invalid_option_is_refused(client):
     assert (await client.enqueue(delay_s=3600))["state"] == "scheduled"
     assert (await client.enqueue(run_at="2099-01-01T00:00:00Z"))["state"] == "scheduled"
     both = await client.post("/v1/jobs", json={"delay_s": 1, "run_at": "2099-01-01T00:00:00Z"})
@@ -90,7 +90,7 @@ async def test_an_attempt_ends_in_one_of_four_ways(client, outcome, more, status
 
 
 async def test_a_result_that_cannot_be_kept_fails_the_job_at_once(client):
-    """[RESULT-1] Refused, it would leave the job to be run again, though its handler has had its effect."""
+    """[RESULT-1] A refusal would make the job run again, although its handler has had its effect."""
     await client.enqueue(id="x")
     (job,) = await client.claim()
     assert await client.finish(job, result={"a": "b\0"}) == {"status": "failed"}
@@ -101,7 +101,7 @@ async def test_a_result_that_cannot_be_kept_fails_the_job_at_once(client):
 
 
 async def test_a_release_can_say_why(client):
-    """The next claim has it, and since when; a reason is a name, and of a release alone. [RETRY-6]"""
+    """The next claim has the reason and since when; a reason is a name, and only a release has one. [RETRY-6]"""
     await client.enqueue(id="x")
     (job,) = await client.claim()
     assert (await client.finish(job, "retry", reason="busy"))["error"]["code"] == "invalid_option"
@@ -141,7 +141,7 @@ async def test_a_lease_is_extended_and_progress_is_seen(client):
     assert (await client.get("/v1/queues/default/jobs/x")).json()["progress"] == {"fraction": 0.5, "message": "half"}
 
 
-async def test_cancel_wins_and_the_worker_hears_of_it_at_its_next_extend(client):
+async def test_cancel_wins_and_the_worker_learns_of_it_at_its_next_extend(client):
     """[CANCEL-1, CANCEL-2]"""
     await client.enqueue(id="x")
     (job,) = await client.claim()
@@ -185,7 +185,7 @@ async def test_a_result_is_waited_for(client):
     problem(await client.get("/v1/queues/default/jobs/nothing/result"), 404, "job_not_found")
 
 
-async def test_a_result_that_is_forgotten_during_the_wait_is_told_as_expired(client, service, tenant):
+async def test_a_result_forgotten_during_the_wait_has_expired(client, service, tenant):
     """[RESULT-1]"""
     await client.enqueue(id="x", result_ttl_s=0)
     path = "/v1/queues/default/jobs/x/result"
@@ -246,7 +246,7 @@ async def pages_of_queues(client, limit):
 
 
 async def test_queues_are_listed_in_pages(service, client, tenant):
-    """Also for a token that is for some of them, whose pages show no others."""
+    """A token for some queues gets pages with only those."""
     names = [f"q{number}" for number in range(5)]
     await client.post("/v1/jobs:batch", json={"jobs": [{"queue": name, "type": "t"} for name in names]})
     found = await pages_of_queues(client, 2)
@@ -286,8 +286,8 @@ async def test_dead_letters_are_listed_replayed_and_purged(client, tenant):
     problem(await client.post(f"{path}:replay", json={}), 400, "invalid_option")
 
 
-async def test_reading_dead_letters_takes_the_scope_of_reading_on_both_routes(service, tenant):
-    """To change them takes that of operators."""
+async def test_reading_dead_letters_needs_the_scope_read_on_both_routes(service, tenant):
+    """Changing them needs the scope of operators."""
     paths = ("/v1/queues/default/dead-letters", "/v1/queues/default/jobs?state=failed")
     reader, operator = await service.client(tenant, ["read"]), await service.client(tenant, ["admin"])
     for path in paths:
@@ -311,7 +311,7 @@ async def test_events_of_a_job_are_listed(client):
 
 
 async def read_events(client, count, **options):
-    """So many events of the stream, as (id, kind, data)."""
+    """The first events of the stream, as (id, kind, data)."""
     found, event = [], {}
     async with client.stream("GET", "/v1/events", **options) as answer:
         assert answer.status_code == 200
@@ -328,7 +328,7 @@ async def read_events(client, count, **options):
     return found
 
 
-async def test_a_stream_of_events_goes_on_where_it_was_left(client):
+async def test_a_stream_of_events_resumes_where_it_ended(client):
     """[EVENT-2]"""
     await client.enqueue(id="a")
     first = await read_events(client, 1)
@@ -352,7 +352,7 @@ async def test_an_id_may_have_slashes_and_anything_else(client):
         assert found.json()["id"] == id
 
 
-async def test_a_payload_of_another_codec_travels_as_base64(client):
+async def test_a_payload_of_another_codec_is_sent_as_base64(client):
     await client.enqueue(id="x", codec="msgpack", payload="gaFhAQ==")
     (job,) = await client.claim()
     assert (job["codec"], job["payload"]) == ("msgpack", "gaFhAQ==")
@@ -360,7 +360,7 @@ async def test_a_payload_of_another_codec_travels_as_base64(client):
     problem(answer, 400, "unknown_codec")
 
 
-async def test_a_quota_is_answered_429_and_says_when_to_come_again(client, service, tenant):
+async def test_a_full_quota_is_answered_429_with_retry_after(client, service, tenant):
     """[TENANT-5]"""
     await Queue(store=service.context.store, tenant=tenant).set_tenant(max_waiting=1)
     await client.enqueue()
@@ -369,7 +369,7 @@ async def test_a_quota_is_answered_429_and_says_when_to_come_again(client, servi
     assert int(answer.headers["retry-after"]) > 0
 
 
-async def test_a_token_tells_whose_it_is(client, service, tenant):
+async def test_the_session_shows_the_tenant_of_a_token(client, service, tenant):
     session = (await client.get("/v1/session")).json()
     assert (session["tenant"], len(session["scopes"]), "queues" in session) == (tenant, 4, False)
     assert session["store"]["name"]

@@ -52,7 +52,7 @@ async def service(jwks):
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def unchanged(service):
-    """Fail if anything of anybody is not as it was."""
+    """Fail if any tenant's data has changed."""
     before = await snapshot(service.context.store)
     yield
     assert await snapshot(service.context.store) == before
@@ -81,7 +81,7 @@ async def snapshot(store):
 
 
 @pytest.mark.parametrize("name", attacks.TOKENS)
-async def test_a_token_that_is_not_good_is_refused(bare, unchanged, name):
+async def test_an_invalid_token_is_refused(bare, unchanged, name):
     make, code = attacks.TOKENS[name]
     answer = await bare.get(SECRET, headers={"authorization": f"Bearer {make()}"})
     assert attacks.WHY.get(name, "") in problem(answer, STATUS[code], code)["detail"]
@@ -90,7 +90,7 @@ async def test_a_token_that_is_not_good_is_refused(bare, unchanged, name):
 
 @pytest.mark.parametrize("header", ["jku", "x5u"])
 @pytest.mark.parametrize("kid", [None, "attacker"])
-async def test_an_address_in_a_token_is_never_asked(bare, unchanged, issuer, header, kid):
+async def test_an_address_in_a_token_is_never_fetched(bare, unchanged, issuer, header, kid):
     issuer.keys = [attacks.ATTACKER_PUBLIC]
     made = attacks.pair_signed("RS256", kid=kid, key=attacks.ATTACKER, headers={header: issuer.url})
     problem(await bare.get(SECRET, headers={"authorization": f"Bearer {made}"}), 401, "token_invalid")
@@ -112,25 +112,25 @@ async def test_a_signature_is_checked_by_the_one_algorithm_of_its_key(bare, monk
 
 
 @pytest.mark.parametrize("algorithm", ["HS256", "RS256", "ES256", "EdDSA"])
-async def test_a_good_token_of_each_algorithm_is_accepted(bare, algorithm):
+async def test_a_valid_token_of_each_algorithm_is_accepted(bare, algorithm):
     good = signed() if algorithm == "HS256" else attacks.pair_signed(algorithm)
     for scheme in ("Bearer", "bearer"):
         assert (await bare.get(SECRET, headers={"authorization": f"{scheme} {good}"})).status_code == 200
 
 
-async def test_a_token_with_aliases_that_agree_and_a_clock_that_is_a_little_off_is_accepted(bare):
+async def test_a_token_with_agreeing_aliases_and_a_small_clock_difference_is_accepted(bare):
     good = signed(tenant="acme", tenant_id="acme", nbf=attacks.NOW, aud=["other", "holdfast"])
     assert (await bare.get(SECRET, headers={"authorization": f"Bearer {good}"})).status_code == 200
 
 
 @pytest.mark.parametrize("name", attacks.HEADERS)
-async def test_a_request_without_a_token_in_its_place_is_refused(bare, unchanged, name):
+async def test_a_request_without_a_token_in_its_header_is_refused(bare, unchanged, name):
     headers, status, code = attacks.HEADERS[name]
     problem(await bare.get(SECRET, headers=headers, params={"access_token": signed()}), status, code)
 
 
 @pytest.mark.parametrize("route", PROTECTED, ids=lambda route: f"{route.method} {route.path}")
-async def test_every_route_asks_for_its_scope(service, unchanged, route):
+async def test_every_route_needs_its_scope(service, unchanged, route):
     others = [name for scope, name in SCOPES.items() if scope != route.scope]
     client = await service.client(scopes=others)
     path = route.path.format(queue="default", id="secret", name="it") if "{" in route.path else route.path
@@ -142,19 +142,19 @@ async def test_every_route_asks_for_its_scope(service, unchanged, route):
 
 
 @pytest.mark.parametrize("name", attacks.BODIES)
-async def test_a_body_that_is_not_good_is_refused(owner, unchanged, name):
+async def test_an_invalid_body_is_refused(owner, unchanged, name):
     body, status, code = attacks.BODIES[name]
     problem(await owner.post("/v1/jobs", content=body, headers={"content-type": "application/json"}), status, code)
 
 
 @pytest.mark.parametrize("name", attacks.KINDS)
-async def test_a_body_that_is_no_json_by_its_headers_is_refused(owner, unchanged, name):
+async def test_a_body_with_headers_of_another_type_is_refused(owner, unchanged, name):
     headers, status = attacks.KINDS[name]
     bomb = gzip.compress(b" " * 10_000_000)
     problem(await owner.post("/v1/jobs", content=bomb, headers=headers), status, "unsupported_media_type")
 
 
-async def test_a_body_in_chunks_is_bounded_too(owner, unchanged):
+async def test_a_chunked_body_is_bounded_too(owner, unchanged):
     async def chunks():
         for _ in range(40):
             yield b" " * 65536
@@ -164,13 +164,13 @@ async def test_a_body_in_chunks_is_bounded_too(owner, unchanged):
 
 
 @pytest.mark.parametrize("name", attacks.BATCHES)
-async def test_a_wish_that_is_too_much_is_refused(owner, unchanged, name):
+async def test_a_value_over_its_limit_is_refused(owner, unchanged, name):
     body, path, code = attacks.BATCHES[name]
     problem(await owner.post(path, json=body), 400, code)
 
 
 @pytest.mark.parametrize("name", attacks.PATHS)
-async def test_a_path_that_is_not_ours_is_refused(service, unchanged, name):
+async def test_an_unknown_path_is_refused(service, unchanged, name):
     method, path, status, code = attacks.PATHS[name]
     body = b"x" if method.endswith("+") else b""
     answer = await raw(service, f"{method.rstrip('+')} {path} HTTP/1.1\r\n{attacks.HEAD}", body)
@@ -180,14 +180,14 @@ async def test_a_path_that_is_not_ours_is_refused(service, unchanged, name):
 
 
 @pytest.mark.parametrize("name", [*attacks.RAW, *attacks.LONG])
-async def test_what_is_not_by_the_rules_of_http_is_refused_and_the_connection_ends(service, unchanged, name):
+async def test_malformed_http_is_refused_and_the_connection_ends(service, unchanged, name):
     answer = await raw(service, (attacks.RAW | attacks.LONG)[name])
     refused = (400, "invalid_request") if name in attacks.RAW else (431, "headers_too_large")
     assert (answer.status, answer.code) == refused, answer.text
 
 
 async def answered(service, first, then):
-    """What is answered to `then`, sent when `first` has its answer."""
+    """The answer to `then`, sent after the answer to `first`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
     try:
         async with asyncio.timeout(20):
@@ -202,20 +202,20 @@ async def answered(service, first, then):
         writer.close()
 
 
-async def test_what_follows_an_upgrade_is_no_request(service, unchanged):
+async def test_bytes_after_an_upgrade_are_not_a_request(service, unchanged):
     length = f"Content-Length: {len(attacks.SMUGGLED)}\r\n\r\n"
     head = attacks.NO_TOKEN + "Connection: Upgrade\r\nUpgrade: h2c\r\n" + length
     first, then = await answered(service, head, attacks.SMUGGLED)
     assert (first.status, first.code, then.text) == (400, "invalid_request", "")
 
 
-async def test_a_header_after_the_body_that_has_no_end_is_not_kept(service, unchanged):
+async def test_an_endless_trailer_is_not_stored(service, unchanged):
     head = "POST /nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: "
     first, then = await answered(service, head, "a" * 40_000)
     assert (first.status, then.status, then.code) == (404, 431, "headers_too_large")
 
 
-async def test_a_body_in_the_smallest_of_chunks_is_taken(owner):
+async def test_a_body_in_chunks_of_one_byte_is_accepted(owner):
     async def chunks():
         for byte in b'{"id": "small", "queue": "small", "payload": "' + b"x" * 10_000 + b'"}':
             yield bytes([byte])
@@ -224,14 +224,14 @@ async def test_a_body_in_the_smallest_of_chunks_is_taken(owner):
     assert answer.status_code == 201
 
 
-async def test_the_document_can_be_read_and_nothing_else(bare):
+async def test_the_openapi_path_serves_only_the_document(bare):
     answer = await bare.post("/openapi.json")
     problem(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "GET"
 
 
 @pytest.mark.parametrize("sub", ["\0x", "x" * 3000, "a\nb", ""])
-async def test_a_subject_that_can_be_no_worker_is_not_taken_for_one(service, sub):
+async def test_a_subject_that_is_no_valid_worker_id_is_not_used_as_one(service, sub):
     tenant = f"subject-{len(sub)}"
     client = await service.bare(signed(tid=tenant, sub=sub))
     await client.enqueue(id="x")
@@ -239,8 +239,8 @@ async def test_a_subject_that_can_be_no_worker_is_not_taken_for_one(service, sub
     assert (await client.get("/v1/queues/default/jobs/x")).json()["worker_id"] == "http"
 
 
-async def test_a_request_behind_a_body_is_a_request_of_its_own(service):
-    """A pipelined one is answered by itself, in order; nothing of it is taken for the first one's body."""
+async def test_a_request_after_a_body_is_a_request_of_its_own(service):
+    """A pipelined request is answered by itself, in order; none of it counts as the first one's body."""
     two = "GET /v1/queues HTTP/1.1\r\n" + attacks.HEAD + "\r\nGET /nothing HTTP/1.1\r\n" + attacks.HEAD
     answer = await raw(service, two)
     assert answer.statuses == [200, 404]
@@ -254,6 +254,7 @@ ITEM_ROUTES = [
     ("GET", "/v1/queues/{queue}/jobs"),
     ("GET", "/v1/queues/{queue}/stats"),
     ("GET", "/v1/queues/{queue}/dead-letters"),
+    ("GET", "/v1/queues/{queue}/jobs/{id}/explain"),
 ]
 
 
@@ -264,8 +265,10 @@ def comparable(answer):
 
 @pytest.mark.parametrize("queue, id", [("default", "secret"), ("held", "held"), ("dead", "dead")])
 @pytest.mark.parametrize("method, path", ITEM_ROUTES)
-async def test_what_is_anothers_answers_byte_for_byte_like_nothing(service, unchanged, method, path, queue, id):
-    """[TENANT-2] A stranger asks where `acme` has something, and where nobody has."""
+async def test_another_tenants_data_answers_byte_for_byte_like_missing_data(
+    service, unchanged, method, path, queue, id
+):
+    """[TENANT-2] Another tenant asks for data of `acme`, and for data that does not exist."""
     stranger = await service.client("stranger")
     foreign = await stranger.request(method, path.format(queue=queue, id=id))
     nothing = await stranger.request(method, path.format(queue=f"{queue[:-1]}x", id=id))
@@ -274,15 +277,15 @@ async def test_what_is_anothers_answers_byte_for_byte_like_nothing(service, unch
     assert comparable(foreign) == (status, content.replace(made_up, queue.encode()), headers)
 
 
-async def test_queues_of_another_are_not_listed(service, unchanged):
+async def test_queues_of_another_tenant_are_not_listed(service, unchanged):
     """[TENANT-2]"""
     answer = await (await service.client("stranger")).get("/v1/queues")
     assert (answer.status_code, answer.content) == (200, b'{"queues":[],"cursor":null}')
 
 
 @pytest.mark.parametrize("path", ["/v1/leases:finish", "/v1/leases:extend", "/v1/leases:report"])
-async def test_a_lease_of_anothers_is_lost_like_one_of_no_job_and_spoils_nothing(service, unchanged, path):
-    """Not even with its true token."""
+async def test_another_tenants_lease_is_lost_like_a_missing_one_and_stays_live(service, unchanged, path):
+    """Not even with its correct token."""
     stranger = await service.client("stranger")
     more = {
         "/v1/leases:finish": {"outcome": "complete", "result": 1},
@@ -299,7 +302,7 @@ async def test_a_lease_of_anothers_is_lost_like_one_of_no_job_and_spoils_nothing
 
 @pytest.mark.parametrize("verb, more", [("cancel", {}), ("purge", {}), ("set-result-ttl", {"result_ttl_s": 1})])
 @pytest.mark.parametrize("queue, id", [("default", "secret"), ("held", "held"), ("dead", "dead")])
-async def test_a_batch_that_names_anothers_job_answers_as_for_nothing(service, unchanged, verb, more, queue, id):
+async def test_a_batch_with_another_tenants_job_answers_as_for_a_missing_job(service, unchanged, verb, more, queue, id):
     """[TENANT-2]"""
     stranger = await service.client("stranger")
     jobs = [{"id": id, **more}, {"id": "made-up", **more}]
@@ -307,7 +310,7 @@ async def test_a_batch_that_names_anothers_job_answers_as_for_nothing(service, u
     assert answer.json()["items"] == [{"status": "not_found"}] * 2
 
 
-async def test_the_dead_letters_of_another_are_neither_replayed_nor_purged(service, unchanged):
+async def test_another_tenants_dead_letters_are_neither_replayed_nor_purged(service, unchanged):
     stranger = await service.client("stranger")
     path = "/v1/queues/dead/dead-letters"
     answer = (await stranger.post(f"{path}:replay", json={"ids": ["dead"]})).json()
@@ -317,7 +320,7 @@ async def test_the_dead_letters_of_another_are_neither_replayed_nor_purged(servi
     assert (await stranger.post(f"{path}:purge", json={})).json()["purged"] == 0
 
 
-async def test_every_operators_route_says_on_whom_it_acts(service, unchanged):
+async def test_every_operators_route_names_its_tenant(service, unchanged):
     stranger, asked = await service.client("stranger"), set()
     for route in ROUTES:
         # Those of one schedule or flow do so in tests of their own, where there is one.
@@ -331,7 +334,7 @@ async def test_every_operators_route_says_on_whom_it_acts(service, unchanged):
     assert asked >= {"pause", "resume", "dead-letters:replay", "dead-letters:purge", "jobs:purge"}
 
 
-async def test_a_stranger_claims_nothing_and_sees_no_event(service, unchanged):
+async def test_another_tenant_claims_no_job_and_sees_no_event(service, unchanged):
     stranger = await service.client("stranger")
     assert await stranger.claim("default", "held", "dead") == []
     stream = await stranger.get("/v1/events", params={"follow": "false"})
@@ -368,7 +371,7 @@ async def test_all_routes_of_a_queue_are_tried_with_a_token_for_another():
 
 
 @pytest.mark.parametrize("method, path, body", QUEUE_ROUTES)
-async def test_a_token_for_some_queues_is_good_for_no_other(service, unchanged, method, path, body):
+async def test_a_token_for_some_queues_is_not_valid_for_others(service, unchanged, method, path, body):
     client = await service.client(queues=["held"])
     more = {} if body is None else {"json": body}
     answer = await client.request(method, path.format(queue="default", id="secret"), **more)
@@ -389,7 +392,7 @@ async def test_a_workers_token_for_some_queues_claims_finishes_and_lists_no_othe
     assert "secret" not in events
 
 
-async def test_a_cursor_of_another_tenant_shows_nothing_of_his(service):
+async def test_another_tenants_cursor_shows_none_of_its_jobs(service):
     owner = await service.client("rich")
     await owner.post("/v1/jobs:batch", json={"jobs": [{"id": f"rich-{n}"} for n in range(3)]})
     cursor = (await owner.get("/v1/queues/default/jobs", params={"limit": 1})).json()["cursor"]
@@ -402,13 +405,13 @@ async def test_a_cursor_of_another_tenant_shows_nothing_of_his(service):
     "header, value",
     [("x-request-id", "a\tb"), ("x-request-id", "<script>"), ("traceparent", "00-zz-1-1"), ("x-request-id", "a" * 65)],
 )
-async def test_a_mark_that_is_not_well_formed_is_not_passed_on(owner, header, value):
+async def test_a_malformed_request_id_or_trace_is_not_passed_on(owner, header, value):
     answer = await owner.post("/v1/claims", json={"queues": ["nobodys"]}, headers={header: value})
     assert answer.status_code == 200
     assert value not in answer.headers.values()
 
 
-async def test_an_answer_is_never_taken_for_a_page(owner):
+async def test_an_answer_is_never_rendered_as_a_page(owner):
     answer = await owner.get("/v1/queues/default/jobs/%3Cscript%3Ealert(1)%3C%2Fscript%3E")
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -417,7 +420,7 @@ async def test_an_answer_is_never_taken_for_a_page(owner):
 
 
 class Answer:
-    """What came back on a raw connection."""
+    """The bytes that a raw connection returned."""
 
     def __init__(self, text):
         self.text = text
@@ -429,7 +432,7 @@ class Answer:
 
 
 async def raw(service, text, body=None):
-    """Send bytes as they are, and read until the server ends the connection."""
+    """Send these bytes, and read until the server closes the connection."""
     if body is not None or text.endswith(attacks.HEAD):
         length = f"Content-Length: {len(body)}\r\n" if body else ""
         text += f"{length}Connection: close\r\n\r\n"

@@ -19,7 +19,7 @@ from tests.service.support import TOKENS, Client, serving, signed, token
 
 
 class Lines(logging.Handler):
-    """Keeps what the audit trail says, as JSON text."""
+    """Collects the lines of the audit trail, as JSON text."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class Lines(logging.Handler):
         self.texts.append(self.format(record))
 
     def taken(self):
-        """The lines since the last time, without what differs each time."""
+        """The lines since the last call, without the fields that differ each time."""
         found, self.texts = [json.loads(text) for text in self.texts], []
         for line in found:
             assert line.pop("request_id")
@@ -56,13 +56,13 @@ def operator(**changes):
     return signed(sub=WHO["sub"], jti=WHO["jti"], **changes)
 
 
-def test_every_route_that_changes_something_for_an_operator_has_a_name_in_the_trail():
+def test_every_route_of_an_operator_has_a_name_in_the_trail():
     for route in ROUTES:
         changes = route.scope == ADMIN and route.method != "GET"
         assert bool(route.action) or not changes, route.path
 
 
-async def test_acts_of_an_operator_are_one_line_each(lines):
+async def test_each_action_of_an_operator_is_one_line(lines):
     async with serving("memory:audit") as service:
         client = await service.bare(operator())
         await client.post("/v1/queues/q/pause")
@@ -110,7 +110,7 @@ async def test_acts_of_an_operator_are_one_line_each(lines):
         assert removed == {"action": "schedule.remove", "outcome": "done", **WHO, "name": "nightly"}
 
 
-async def test_what_was_refused_or_went_wrong_is_in_the_trail_too(lines, monkeypatch):
+async def test_refused_and_failed_actions_are_in_the_trail_too(lines, monkeypatch):
     async with serving("memory:audit-refused") as service:
         shy = await service.bare(operator(scope="jobs:read"))
         await shy.post("/v1/queues/q/pause")
@@ -137,7 +137,7 @@ async def test_what_was_refused_or_went_wrong_is_in_the_trail_too(lines, monkeyp
     assert "secret" not in "".join(said)
 
 
-async def test_what_is_no_act_of_an_operator_is_not_in_the_trail(lines):
+async def test_only_actions_of_operators_are_in_the_trail(lines):
     async with serving("memory:audit-others") as service:
         producer = await service.bare(operator(scope="jobs:produce jobs:read"))
         await producer.enqueue(queue="q", id="a")
@@ -150,7 +150,7 @@ async def test_what_is_no_act_of_an_operator_is_not_in_the_trail(lines):
     assert lines.texts == []
 
 
-async def test_a_line_is_bounded_whatever_a_client_sends_and_has_no_control_characters(lines):
+async def test_a_line_of_the_trail_is_bounded_and_has_no_control_characters(lines):
     async with serving("memory:audit-bounds") as service:
         client = await service.bare(signed(sub="s\x9b" * 300, jti="j" * 300))
         where = {"type": "t", "error": "\u202e" * 100_000}
@@ -165,7 +165,7 @@ async def test_a_line_is_bounded_whatever_a_client_sends_and_has_no_control_char
     assert all(text.isprintable() for text in lines.texts)
 
 
-async def test_a_proxy_that_is_trusted_says_from_where(lines):
+async def test_a_trusted_proxy_names_the_address_of_its_client(lines):
     async with serving("memory:audit-proxy", proxies="127.0.0.1") as service:
         client = await service.bare(operator())
         await client.post("/v1/queues/q/pause", headers={"x-forwarded-for": "192.0.2.7"})
@@ -173,7 +173,7 @@ async def test_a_proxy_that_is_trusted_says_from_where(lines):
 
 
 async def test_the_trail_can_be_kept_in_a_queue(url, tenant):
-    """Each act once, refused ones too; no token can reach that queue, and no list shows it."""
+    """Each action once, refused ones too; no token can reach that queue, and no list shows it."""
     sock = listen("127.0.0.1", 0, 30)
     settings = ServiceSettings(store=url, tokens=TOKENS, upkeep=False, audit_queue=True)
     async with running(settings, sock) as server, Client(server.port, token(tenant)) as ours:

@@ -66,7 +66,7 @@ async def both(port):
 
 
 async def is_served(victim):
-    """Whether the victim can do what it always does."""
+    """Whether the victim's usual requests work."""
     await victim.enqueue(queue="own")
     (job,) = await victim.claim("own")
     return (await victim.finish(job))["status"] == "completed"
@@ -100,7 +100,7 @@ async def close_all(connections):
 
 
 def leaves(size, leaf=b"1,"):
-    """99 nested lists, and in the innermost as many leaves as there is room for."""
+    """99 nested lists, and in the innermost as many leaves as fit."""
     return b"[" * 99 + leaf * ((size - 210) // len(leaf)) + leaf.rstrip(b",") + b"]" * 99
 
 
@@ -135,7 +135,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_a_body_is_checked_in_many_turns_and_others_are_answered(port, name):
+async def test_other_requests_are_answered_while_a_large_body_is_checked(port, name):
     path, body, expected = BODIES[name]
     async with both(port) as (attacker, victim):
         sent = asyncio.create_task(attacker.post(path, content=body, headers={"content-type": "application/json"}))
@@ -147,7 +147,7 @@ async def test_a_body_is_checked_in_many_turns_and_others_are_answered(port, nam
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_a_body_of_too_many_parts_is_refused_as_a_whole(port, name):
+async def test_a_body_with_too_many_parts_is_refused_as_a_whole(port, name):
     async with both(port) as (attacker, victim):
         headers = {"content-type": "application/json"}
         problem(await attacker.post("/v1/jobs:batch", content=REFUSED[name], headers=headers), 400, "invalid_request")
@@ -156,7 +156,7 @@ async def test_a_body_of_too_many_parts_is_refused_as_a_whole(port, name):
 
 
 @pytest.mark.parametrize("path, part", [("/v1/flows", b'"steps"'), ("/v1/workers:beat", b'"types"')])
-async def test_a_list_that_is_too_long_is_refused_before_it_is_made(port, path, part):
+async def test_a_list_that_is_too_long_is_refused_before_it_is_decoded(port, path, part):
     body = b'{%s:[%s{"name":""}]}' % (part, b'{"name":""},' * (MIB // 12 - 10))
     async with both(port) as (attacker, victim):
         answer = await attacker.post(path, content=body, headers={"content-type": "application/json"})
@@ -164,7 +164,7 @@ async def test_a_list_that_is_too_long_is_refused_before_it_is_made(port, path, 
         assert await most(victim, "turn_work") <= TURN_WORK
 
 
-async def test_a_large_value_keeps_to_the_rule(port):
+async def test_a_large_value_obeys_the_rules_of_a_small_one(port):
     filler = b"0," * (100 * KIB)
     bad = [
         b'{"a":[%s1e999]}',
@@ -183,14 +183,14 @@ async def test_a_large_value_keeps_to_the_rule(port):
         assert f"$.a[{100 * KIB}]" in first
 
 
-async def test_a_map_with_a_key_twice_is_refused(port):
+async def test_a_map_with_a_duplicate_key_is_refused(port):
     async with client(port) as attacker:
         packed = base64.b64encode(b"\x82\xa1a\x01\xa1a\x02").decode()
         problem(await attacker.post("/v1/jobs", json={"codec": "msgpack", "payload": packed}), 400, "invalid_payload")
 
 
-async def test_a_result_that_cannot_be_kept_is_not_looked_into():
-    """Its size comes first: the job fails for that, whatever else is wrong with it."""
+async def test_a_result_that_is_too_large_is_not_decoded():
+    """Its size is checked first: the job fails for that, whatever else is wrong with it."""
     async with serving("memory:unread") as service:
         ours = await service.client()
         await ours.enqueue(id="x")
@@ -203,8 +203,8 @@ async def test_a_result_that_cannot_be_kept_is_not_looked_into():
 # Memory -------------------------------------------------------------------------------------------------------
 
 
-async def test_bodies_that_do_not_end_take_no_more_than_a_share(port):
-    """60 bodies of 4 MiB that never come: those beyond the share are refused before they are read."""
+async def test_endless_bodies_use_no_more_than_the_share_of_their_tenant(port):
+    """60 bodies of 4 MiB that never arrive: those over the share are refused before they are read."""
     async with client(port, "victim", "127.0.0.2") as victim:
         connections = [
             await open_raw(port, raw_request("/v1/jobs:batch", 4 * MIB, f"slow{number % 3}")) for number in range(60)
@@ -232,7 +232,7 @@ async def batch_of_4_mib(port):
         return (await attacker.post("/v1/jobs:batch", content=body, headers=headers)).status_code
 
 
-async def test_bodies_of_many_addresses_take_no_more_than_the_process_has(port):
+async def test_bodies_from_many_addresses_use_no_more_than_the_limit_of_the_process(port):
     async with client(port, "victim", "127.0.0.2") as victim:
         sent = [
             (raw_request("/v1/jobs:batch", 4 * MIB, f"many{number}"), f"127.0.1.{number}") for number in range(1, 21)
@@ -252,7 +252,7 @@ async def test_bodies_of_many_addresses_take_no_more_than_the_process_has(port):
         assert await is_served(victim)
 
 
-async def test_a_body_in_chunks_is_counted_as_it_comes(port):
+async def test_a_chunked_body_is_counted_as_it_arrives(port):
     async with client(port, "victim", "127.0.0.2") as victim:
         chunks = b"100000\r\n" + b" " * MIB + b"\r\n"
         head = f"POST /v1/jobs:batch HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token('chunks')}\r\n"
@@ -268,7 +268,7 @@ async def test_a_body_in_chunks_is_counted_as_it_comes(port):
         await close_all(connections)
 
 
-async def test_an_answer_is_as_long_as_the_documents_say(port):
+async def test_an_answer_has_the_documented_length(port):
     """A claim and a page of 100 jobs of 256 KiB end at 8 MiB; it was 26 and 52 MB."""
     async with client(port, "large") as ours:
         for _ in range(4):
@@ -281,8 +281,8 @@ async def test_an_answer_is_as_long_as_the_documents_say(port):
         assert page.json()["cursor"] is not None
 
 
-async def test_large_jobs_behind_small_ones_make_no_longer_answer(port):
-    """By small jobs a tenant is asked for as many at once as it wants. What is too much goes back, uncounted."""
+async def test_large_jobs_after_small_ones_do_not_exceed_the_size_of_an_answer(port):
+    """After small jobs the service claims as many as the tenant wants. The surplus is released without an attempt."""
     async with client(port, "mixed") as ours:
         small = [{"queue": "mixed", "priority": 9}] * 10
         assert (await ours.post("/v1/jobs:batch", json={"jobs": small})).status_code == 200
@@ -307,8 +307,8 @@ async def test_large_jobs_behind_small_ones_make_no_longer_answer(port):
         assert job["attempt"] == 1
 
 
-async def test_answers_that_are_not_read_take_no_more_than_a_share(port):
-    """Pages of 8 MiB: while some are on their way, there is no room for another."""
+async def test_unread_answers_use_no_more_than_the_share_of_their_tenant(port):
+    """Pages of 8 MiB: while some are being sent, there is no room for another."""
     async with client(port, "unread") as ours, client(port, "victim", "127.0.0.2") as victim:
         for _ in range(3):
             jobs = [{"queue": "large", "payload": "x" * (K256 - 2)}] * 15
@@ -337,7 +337,7 @@ async def test_answers_that_are_not_read_take_no_more_than_a_share(port):
         await eventually(status, lambda status: status == 200)
 
 
-async def test_results_of_jobs_that_are_done_do_not_make_an_answer_without_end():
+async def test_results_of_completed_jobs_do_not_exceed_the_size_of_an_answer():
     async with serving("memory:done") as service:
         ours = await service.client()
         await ours.enqueue(id="x")
@@ -366,7 +366,7 @@ async def test_sockets_without_a_token_leave_room_for_other_addresses(port):
 
 
 async def test_event_streams_leave_room_for_requests_and_for_others(port):
-    """Of 60 streams 20 are open, the others are refused; the tenant itself can still do what it does."""
+    """Of 60 streams 20 are open and the others are refused; the tenant's other requests still work."""
     async with both(port) as (attacker, victim):
         request = raw_request("/v1/events", 0, method="GET")
         connections = [await open_raw(port, request) for _ in range(60)]
@@ -400,8 +400,8 @@ async def test_waiting_claims_leave_room_for_requests_and_for_others(port):
         await eventually(lambda: short_wait(attacker), lambda status: status == 200)
 
 
-async def test_a_tenant_has_so_many_connections(port):
-    """Kept alive by requests that went well; those on which it waits are counted apart."""
+async def test_the_connections_of_a_tenant_are_limited(port):
+    """They are kept alive by successful requests; connections of waiting requests are counted separately."""
     async with client(port, "victim", "127.0.0.1") as victim:
         request = raw_request("/v1/session", 0, "crowd", "GET")
         connections = [await open_raw(port, request) for _ in range(60)]
@@ -426,8 +426,8 @@ async def test_a_connection_of_a_proxy_is_not_counted_by_its_address():
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost:"])
-async def test_the_time_for_headers_begins_with_the_end_of_the_last_answer(sent):
-    """Not with the first byte that follows: an idle connection has the same time."""
+async def test_the_time_for_headers_begins_at_the_end_of_the_previous_answer(sent):
+    """It does not begin with the next byte: an idle connection has the same time."""
     async with serving("memory:idle", header_s=0.5) as service:
         (reader, writer) = await open_raw(service.port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readuntil(b"}")

@@ -33,7 +33,7 @@ async def ask(client, made, **headers):
 
 @pytest.fixture
 def checked(monkeypatch):
-    """The tokens whose signature was looked at."""
+    """The tokens whose signature was checked."""
     seen, decode = [], jwt.decode
 
     def noted(made, *args, **options):
@@ -44,7 +44,7 @@ def checked(monkeypatch):
     return seen
 
 
-async def test_who_guesses_is_told_to_wait_and_costs_no_check(checked):
+async def test_an_address_that_guesses_must_wait_and_costs_no_check(checked):
     async with serving("memory:guesses", bad_tokens=0.5) as service:
         bare = await service.bare()
         answers = await asyncio.gather(*(ask(bare, guess(number)) for number in range(40)))
@@ -57,7 +57,7 @@ async def test_who_guesses_is_told_to_wait_and_costs_no_check(checked):
         assert {answer.status_code for answer in answers} == {401, 429}
 
 
-async def test_a_token_that_was_accepted_goes_on_being_accepted():
+async def test_an_accepted_token_stays_accepted():
     async with serving("memory:good-ones", **ONE) as service:
         good = await service.client()
         assert (await good.get("/v1/queues")).status_code == 200
@@ -67,7 +67,7 @@ async def test_a_token_that_was_accepted_goes_on_being_accepted():
         assert [(await good.get("/v1/queues")).status_code for _ in range(20)] == [200] * 20
 
 
-async def test_what_looks_like_a_token_that_was_accepted_is_not_taken_for_it(checked):
+async def test_a_token_similar_to_an_accepted_one_is_checked(checked):
     async with serving("memory:likenesses", **ONE) as service:
         made, bare = token(), await service.bare()
         assert (await ask(bare, made)).status_code == 200
@@ -78,7 +78,7 @@ async def test_what_looks_like_a_token_that_was_accepted_is_not_taken_for_it(che
         assert len(checked) == seen
 
 
-async def test_a_good_token_that_is_new_is_accepted_when_the_wait_is_over(monkeypatch):
+async def test_a_new_valid_token_is_accepted_after_the_wait(monkeypatch):
     async with serving("memory:new-ones", **ONE) as service:
         bare = await service.bare()
         problem(await ask(bare, guess(0)), 401, "token_invalid")
@@ -100,7 +100,7 @@ async def test_another_address_does_not_wait():
 
 
 @pytest.mark.parametrize("name", ["x-forwarded-for", "forwarded", "x-real-ip"])
-async def test_an_address_in_a_header_is_not_believed(name):
+async def test_an_address_in_a_header_is_ignored(name):
     async with serving("memory:made-up-addresses", **ONE) as service:
         bare = await service.bare()
         problem(await ask(bare, guess(0), **{name: "192.0.2.1"}), 401, "token_invalid")
@@ -108,8 +108,8 @@ async def test_an_address_in_a_header_is_not_believed(name):
             problem(await ask(bare, guess(number), **{name: f"192.0.2.{number}"}), 429, "rate_limited")
 
 
-async def test_behind_a_proxy_that_is_trusted_each_client_has_an_address():
-    """What a client wrote there itself stands before what the proxy saw, and counts for nothing."""
+async def test_behind_a_trusted_proxy_each_client_has_its_address():
+    """The client's own entries in the header come before the proxy's, and do not count."""
     async with serving("memory:proxies", proxies="127.0.0.1", **ONE) as service:
         bare = await service.bare()
         problem(await ask(bare, guess(0), **{"x-forwarded-for": "192.0.2.1"}), 401, "token_invalid")
@@ -124,7 +124,7 @@ async def test_the_limit_can_be_switched_off():
             problem(await ask(bare, guess(number)), 401, "token_invalid")
 
 
-async def test_a_client_that_has_no_token_or_one_that_was_good_guesses_nothing(monkeypatch):
+async def test_a_missing_or_expired_token_does_not_count_as_a_guess(monkeypatch):
     tokens = TokenSettings(hs256_key=KEY, leeway_s=0)
     async with serving("memory:no-guesses", tokens=tokens, **ONE) as service:
         bare, made = await service.bare(), token()
@@ -139,7 +139,7 @@ async def test_a_client_that_has_no_token_or_one_that_was_good_guesses_nothing(m
 
 
 def sent(bad, address):
-    """Whether a token from there would be checked; if so it is a bad one."""
+    """Whether a token from there would be checked; it is an invalid one."""
     try:
         bad.check(address)
     except Refusal:
@@ -161,7 +161,7 @@ def sent(bad, address):
         ("unknown", "_hidden", True),
     ],
 )
-def test_an_address_stands_for_whoever_can_have_it(first, second, same):
+def test_an_ipv6_address_counts_as_its_network(first, second, same):
     bad = limits.BadTokens(0.001, lambda: 0.0)
     assert sent(bad, first)
     assert sent(bad, second) is not same
@@ -178,7 +178,7 @@ def test_addresses_are_forgotten_before_there_are_too_many(monkeypatch):
 
 @given(st.floats(1e-6, 1e9), st.lists(st.floats(0, 10), max_size=30))
 def test_a_refusal_never_says_to_retry_at_once(rate, pauses):
-    """A retry after the time that it names is let in."""
+    """A retry after the given time is checked."""
     now = [0.0]
     rates = limits.TokenRates(rate, lambda: now[0])
 
@@ -199,7 +199,7 @@ def test_a_refusal_never_says_to_retry_at_once(rate, pauses):
 
 
 @pytest.mark.parametrize("text", ["*", "proxy.example", "10.0.0.0/33", "10.0.0.1,,10.0.0.2", "10.0.0.1/8"])
-def test_who_is_trusted_must_be_an_address(text):
+def test_a_trusted_proxy_must_be_an_address(text):
     with pytest.raises(InvalidOption, match="addresses and networks"):
         check_proxies(text)
 

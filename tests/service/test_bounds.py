@@ -18,11 +18,11 @@ FAR = "9999-12-31T23:59:59.999999Z"
 
 @pytest.fixture
 def files(tmp_path):
-    """The blobs that are kept."""
+    """The stored blobs."""
     return lambda: [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
 
 
-async def test_a_claim_tells_nothing_of_others_leases():
+async def test_a_claim_reveals_nothing_about_the_leases_of_other_tenants():
     async with serving("memory:others-leases") as service:
         alice, bob = await service.client("alice"), await service.client("bob")
         await alice.enqueue(id="x")
@@ -31,7 +31,7 @@ async def test_a_claim_tells_nothing_of_others_leases():
         assert "next_at" not in answer.json()
 
 
-async def test_a_stream_tells_what_others_do_only_with_the_beat(monkeypatch):
+async def test_a_stream_skips_the_events_of_other_queues_only_with_its_beat(monkeypatch):
     """[TENANT-2, EVENT-2]"""
     monkeypatch.setattr(event_cache, "IDLE_S", 0.0)
     async with serving("memory:others-events") as service:
@@ -56,7 +56,7 @@ async def test_a_stream_tells_what_others_do_only_with_the_beat(monkeypatch):
                     break
 
 
-async def test_followers_of_a_quiet_tenant_look_now_and_then(monkeypatch):
+async def test_streams_of_a_quiet_tenant_read_at_long_intervals(monkeypatch):
     async with serving("memory:quiet-followers") as service:
         alice, bob = await service.client("alice"), await service.client("bob")
         looks = []
@@ -71,7 +71,7 @@ async def test_followers_of_a_quiet_tenant_look_now_and_then(monkeypatch):
         assert len(looks) <= 3  # Before the answer begins, as it begins, and at the first hint.
 
 
-async def test_the_end_of_the_log_is_for_who_may_read():
+async def test_only_a_token_to_read_sees_the_end_of_the_log():
     async with serving("memory:log-end") as service:
         for scopes, told in ((["work"], False), (["read"], True)):
             session = await (await service.client("acme", scopes)).get("/v1/session")
@@ -90,7 +90,7 @@ async def test_a_time_that_cannot_be_shown_is_refused(at):
             await queue.enqueue(1, run_at=datetime.fromisoformat(at))
 
 
-async def test_a_timeout_of_nothing_is_refused():
+async def test_a_timeout_of_zero_is_refused():
     async with serving("memory:no-time") as service:
         client = await service.client()
         problem(await client.post("/v1/jobs", json={"timeout_s": 1e-300}), 400, "invalid_request")
@@ -111,7 +111,7 @@ async def test_a_finish_that_is_refused_changes_no_result_and_leaves_no_blob(tmp
         assert (await client.get("/v1/queues/default/jobs/x/result")).json()["result"] == "a" * 300_000
 
 
-async def test_a_page_and_a_claim_end_where_they_are_large(monkeypatch):
+async def test_a_page_and_a_claim_end_at_the_size_of_an_answer(monkeypatch):
     monkeypatch.setattr(answer_size, "ANSWER_BYTES", 3500)
     monkeypatch.setattr(answer_size, "MAX_BYTES", {"claim": 1002, "page": 1002})
     async with serving("memory:large-answers") as service:
@@ -127,7 +127,7 @@ async def test_a_page_and_a_claim_end_where_they_are_large(monkeypatch):
         assert [len(await client.claim(limit=9)) for _ in range(5)] == [3, 3, 3, 1, 0]
 
 
-async def test_a_worker_outlives_a_token_that_cannot_be_had(monkeypatch):
+async def test_a_worker_survives_a_token_that_cannot_be_fetched(monkeypatch):
     monkeypatch.setattr(handoff, "WAIT_S", 0.05)
     async with serving("memory:token-away") as service:
         done, often, broken, raised = asyncio.Event(), asyncio.Event(), False, []
@@ -160,7 +160,7 @@ async def test_a_worker_outlives_a_token_that_cannot_be_had(monkeypatch):
                 await running
 
 
-async def test_what_unicode_takes_for_the_end_of_a_line_ends_no_event():
+async def test_a_unicode_line_separator_does_not_end_an_event():
     async with serving("memory:lines") as service:
         address = f"http://127.0.0.1:{service.port}"
         async with Queue(address, token=token("acme")) as queue:
@@ -170,7 +170,7 @@ async def test_what_unicode_takes_for_the_end_of_a_line_ends_no_event():
             assert [event.job_id async for event in queue.events(follow=False)] == ids
 
 
-async def test_who_ends_every_stream_at_once_is_not_asked_in_a_loop(monkeypatch):
+async def test_a_service_that_ends_every_stream_at_once_is_asked_with_pauses(monkeypatch):
     """Each pause is longer than the one before, up to a bound."""
     pauses = []
 
@@ -191,8 +191,8 @@ async def test_who_ends_every_stream_at_once_is_not_asked_in_a_loop(monkeypatch)
     assert pauses[-1] >= notifications.LAST_S / 2
 
 
-async def test_who_ends_every_claim_at_once_is_not_asked_in_a_loop(monkeypatch):
-    """Each pause is longer than the one before, up to a bound; what comes at last is delivered without one."""
+async def test_a_service_that_ends_every_claim_at_once_is_asked_with_pauses(monkeypatch):
+    """Each pause is longer than the one before, up to a bound; a job that arrives is delivered without a pause."""
     pauses, delivered, empty = [], [], Claimed([], 1)
 
     async def claim(*_):
@@ -212,7 +212,7 @@ async def test_who_ends_every_claim_at_once_is_not_asked_in_a_loop(monkeypatch):
 
 
 @pytest.mark.parametrize("code", sorted(errors._RETRYABLE))
-def test_who_is_to_come_again_is_told_when_and_never_at_once(code):
+def test_a_refusal_with_retry_after_names_at_least_a_second(code):
     ours = [error for error in (QuotaExceeded(None, 1, 1), StoreBusy(""), StoreUnavailable("")) if error.code == code]
     for error in (errors.Refusal(code, "x"), *ours):
         assert int(errors.problem(error)[2]["retry-after"]) >= 1

@@ -24,7 +24,7 @@ async def allow(service, tenant, **budgets):
 
 
 async def forget_all(store, tenant):
-    """Let upkeep forget what it may, and have it counted."""
+    """Let upkeep prune and count."""
     while (await store.prune(1000)).more:
         pass
     return await store.usage(tenant)
@@ -39,7 +39,7 @@ def used_up(answer, budget):
     return told
 
 
-async def test_jobs_over_max_jobs_are_refused_by_name_and_completions_are_not(service, client, tenant):
+async def test_jobs_over_max_jobs_are_refused_by_name_but_completions_are_accepted(service, client, tenant):
     """[TENANT-5]"""
     victim = await service.client(f"v{tenant}")
     await allow(service, tenant, max_jobs=2)
@@ -145,7 +145,7 @@ async def test_a_tenant_sees_what_it_uses(service, client, tenant):
         assert refused.value.budget == "max_queues"
 
 
-async def test_nothing_is_kept_beyond_the_ceiling(service, client, tenant):
+async def test_no_job_is_kept_beyond_the_retention_ceiling(service, client, tenant):
     """[KEEP-1, RESULT-1]"""
     too_long = THIRTY_DAYS_S + 1
 
@@ -192,7 +192,7 @@ async def test_requests_and_changes_of_a_tenant_are_bounded_whatever_its_tokens(
             assert (await victim.get("/v1/queues")).status_code == 200
 
 
-async def test_a_large_batch_is_paid_for_by_waiting_and_completions_are_taken_meanwhile():
+async def test_a_tenant_waits_after_a_large_batch_but_completions_are_accepted():
     """[TENANT-5]"""
     async with serving("memory:tenant-changes", tenant_changes=1) as service:
         client = await service.client("acme")
@@ -213,7 +213,7 @@ async def test_a_large_batch_is_paid_for_by_waiting_and_completions_are_taken_me
 
 
 async def test_a_tenant_over_its_request_rate_still_ends_and_keeps_its_leases(service, client, tenant):
-    """[TENANT-5] They are counted all the same, so that the tenant's other requests wait longer."""
+    """[TENANT-5] They are still counted, so that the tenant's other requests wait longer."""
     victim = await service.client(f"v{tenant}")
     for number in range(3):
         await client.enqueue(id=str(number))
@@ -250,7 +250,7 @@ async def test_a_token_over_its_rate_still_ends_its_leases():
 
 
 async def test_a_token_without_the_scope_is_not_exempt_from_the_rates():
-    """[TENANT-5] Else it could use up its tenant's rate with requests that are refused anyway."""
+    """[TENANT-5] Otherwise it could use up its tenant's rate with requests that are refused anyway."""
     async with serving("memory:scope-rates", rate=0.001) as service:
         reader = await service.client("acme", ("read",))
         codes = [(await reader.post("/v1/leases:extend", json={"leases": []})).status_code for _ in range(3)]
@@ -275,7 +275,7 @@ def _never():
     return asyncio.get_running_loop().create_future()
 
 
-async def test_streams_and_waiting_claims_are_counted_apart():
+async def test_streams_and_waiting_claims_have_separate_budgets():
     """[TENANT-5]"""
     async with serving("memory:tenant-streams") as service:
         await allow(service, "acme", max_streams=1, max_waiting_claims=1)

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 import pytest
 
@@ -24,6 +25,7 @@ from holdfast import (
 from holdfast.core.job import Cancel, ClaimRequest, Finish, Finished, JobKey, JobState, Result
 from holdfast.opening import open_store
 from holdfast.service.settings import TokenSettings
+from holdfast.store import WorkerInfo
 from holdfast.testing.processes import free_port
 from tests.service.support import KEY, PATIENCE_S, token
 
@@ -65,7 +67,7 @@ async def test_a_queue_over_http_answers_as_one_on_a_store(address, tenant):
         assert [event.kind async for event in queue.events()] == ["enqueued", "canceled"]
 
 
-async def test_a_worker_over_http_runs_jobs_and_whoever_waits_gets_the_result(address, tenant):
+async def test_a_worker_over_http_runs_jobs_and_a_waiter_gets_the_result(address, tenant):
     async with connected(address, tenant) as queue:
         worker = Worker(queue, jobs=[send_email])
         running = asyncio.create_task(worker.run())
@@ -85,7 +87,7 @@ async def test_a_worker_over_http_runs_jobs_and_whoever_waits_gets_the_result(ad
         assert (await queue.replay("bad", queue="emails")).status == "replayed"
 
 
-async def test_a_result_in_a_blob_store_of_the_workers_own_is_a_failure_that_is_told(address, tenant):
+async def test_a_result_in_the_workers_own_blob_store_fails_the_job_with_the_reason(address, tenant):
     """[RESULT-1] The service knows nothing of that blob store."""
     async with connected(address, tenant) as queue:
         await queue.enqueue(1, id="x")
@@ -108,7 +110,7 @@ async def test_a_batch_over_http_has_the_errors_of_its_items(address, tenant, se
             await queue.get("a\0b")
 
 
-async def test_the_tenant_is_the_tokens(address, tenant):
+async def test_the_tenant_is_that_of_the_token(address, tenant):
     async with Queue(address, token=token(tenant)) as queue:
         assert queue.tenant == tenant
         assert (await queue.enqueue(1)).status == "queued"
@@ -118,7 +120,7 @@ async def test_the_tenant_is_the_tokens(address, tenant):
         Queue("memory:")
 
 
-async def test_a_tenant_under_another_claim_is_asked_for_and_checked_by_the_service(address, tenant):
+async def test_the_service_checks_a_tenant_under_another_claim(address, tenant):
     strange = TokenSettings(hs256_key=KEY, tenant_claim="org")
     with pytest.raises(InvalidOption, match="pass tenant="):
         Queue(address, token=token(tenant, settings=strange))
@@ -126,7 +128,7 @@ async def test_a_tenant_under_another_claim_is_asked_for_and_checked_by_the_serv
         await Queue(address, tenant=tenant, token=token(tenant, settings=strange)).open()
 
 
-async def test_a_token_that_is_not_good_is_told(address, tenant, monkeypatch):
+async def test_an_invalid_token_raises_with_the_reason(address, tenant, monkeypatch):
     monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
     with pytest.raises(InvalidOption, match="not a JSON Web Token"):
         Queue(address, tenant=tenant, token="nonsense\r\nx-tenant: other")
@@ -150,7 +152,7 @@ async def test_the_token_of_the_environment_is_used(address, tenant, monkeypatch
         assert queue.tenant == tenant
 
 
-async def test_a_token_that_ran_out_is_renewed(address, tenant):
+async def test_an_expired_token_is_renewed(address, tenant):
     given = []
 
     def renew():
@@ -169,7 +171,7 @@ async def test_a_token_is_neither_shown_nor_logged(address, tenant, caplog):
     async with queue:
         await queue.enqueue(1)
         with pytest.raises(Unsupported) as error:
-            await queue.workers()
+            await queue.tenant_settings()
         store = queue.store
         client = store._client
         shown = " ".join(map(repr, (queue, store, client, client.bearer, vars(store), vars(client), error.value)))
@@ -188,13 +190,13 @@ async def test_a_token_is_neither_shown_nor_logged(address, tenant, caplog):
         "http://localhost?nonsense=1",
     ],
 )
-async def test_an_address_that_is_not_good_is_refused_without_showing_it(url):
+async def test_an_invalid_address_is_refused_without_showing_it(url):
     with pytest.raises(InvalidOption) as refused:
         Queue(url, token=token())
     assert "secret" not in str(refused.value)
 
 
-async def test_a_service_that_is_not_there_is_a_store_that_is_not_there(tenant):
+async def test_a_service_that_is_down_is_an_unavailable_store(tenant):
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         await Queue(f"http://127.0.0.1:{free_port()}", tenant=tenant, token=token(tenant)).open()
 
@@ -210,7 +212,7 @@ async def test_a_service_that_is_not_there_is_a_store_that_is_not_there(tenant):
         (b"", StoreUnavailable),
     ],
 )
-async def test_what_is_no_service_is_told(tenant, answer, error):
+async def test_a_server_that_is_not_holdfast_is_named(tenant, answer, error):
     async def reply(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -222,7 +224,7 @@ async def test_what_is_no_service_is_told(tenant, answer, error):
             await Queue(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", token=token(tenant)).open()
 
 
-async def test_what_http_does_not_carry_says_so_and_what_to_do(address, tenant, url):
+async def test_a_call_that_http_lacks_says_what_to_do(address, tenant, url):
     async with connected(address, tenant) as queue:
         assert not queue.capabilities.transactional_enqueue
         behind = await open_store(url)
@@ -230,7 +232,8 @@ async def test_what_http_does_not_carry_says_so_and_what_to_do(address, tenant, 
         await behind.close()
         for_all = ClaimRequest(None, ("default",), 1, 30_000, "w")
         for call in (
-            queue.set_tenant(weight=2), queue.workers(), queue.register_reader("r"), queue.store.claim(for_all),
+            queue.set_tenant(weight=2), queue.store.workers(None), queue.register_reader("r"),
+            queue.store.claim(for_all),
         ):  # fmt: skip
             with pytest.raises(Unsupported, match=r"http store does not support .*[:;]"):
                 await call
@@ -238,7 +241,33 @@ async def test_what_http_does_not_carry_says_so_and_what_to_do(address, tenant, 
             await queue.enqueue(1, connection=object())
 
 
-async def test_what_operators_do_goes_over_http(address, tenant):
+async def test_workers_and_lists_by_time_go_over_http(address, tenant):
+    async with connected(address, tenant) as queue:
+        await queue.store.beat(WorkerInfo("w1", tenant, "host", 7, ("mail",), 3, 2), 60_000)
+        (worker,) = await queue.workers()
+        seen = (
+            worker.id.rpartition("/")[2],
+            worker.tenant,
+            worker.host,
+            worker.pid,
+            worker.queues,
+            worker.concurrency,
+            worker.held,
+        )
+        assert seen == ("w1", tenant, "host", 7, ("mail",), 3, 2)
+        for number, name in enumerate("bab"):
+            await queue.enqueue(number, id=str(number), queue=name, delay=100 + number)
+        page = await queue.list(newest=True, limit=2)
+        assert [job.id for job in page] == ["2", "1"]
+        assert [job.id for job in await queue.list(newest=True, cursor=page.cursor)] == ["0"]
+        assert [job.id for job in await queue.list(newest=True, queue="b", id="2", since=timedelta(1))] == ["2"]
+        dry = await queue.cancel_where(queue="b", dry_run=True)
+        assert (dry.count, [key.id for key in dry.sample]) == (2, ["2", "0"])
+        assert (await queue.cancel_where(queue="b")).count == 2
+        assert [job.id for job in await queue.list(newest=True, state="canceled")] == ["2", "0"]
+
+
+async def test_operators_calls_work_over_http(address, tenant):
     async with connected(address, tenant) as queue:
         await queue.enqueue(1, id="x")
         await queue.pause()
@@ -262,16 +291,16 @@ async def test_a_batch_of_cancels_is_done_in_its_order(address, tenant):
         assert [event.job_id async for event in queue.events() if event.kind == "canceled"] == ids
 
 
-async def test_a_large_batch_goes_in_parts(address, tenant):
-    """[ENQ-4] More than the service takes at once, in bytes."""
+async def test_a_large_batch_is_sent_in_parts(address, tenant):
+    """[ENQ-4] More bytes than the service accepts in one request."""
     async with connected(address, tenant) as queue:
         tickets = await queue.enqueue_many(["x" * 200_000 for _ in range(40)])
         assert {ticket.status for ticket in tickets} == {"queued"}
         assert (await queue.stats()).counts["ready"] == 40
 
 
-async def test_a_worker_needs_no_scope_but_work_and_hears_of_a_cancel_at_its_renewal(address, tenant):
-    """[CANCEL-2] And a job that comes while it waits, with a lease shorter than the wait, is its own. [LEASE-4]"""
+async def test_a_worker_needs_only_the_scope_work_and_learns_of_a_cancel_at_its_renewal(address, tenant):
+    """[CANCEL-2] A job that arrives during the wait, with a lease shorter than the wait, belongs to it. [LEASE-4]"""
     running, told = asyncio.Event(), asyncio.Event()
 
     @job(queue="emails")
@@ -295,7 +324,7 @@ async def test_a_worker_needs_no_scope_but_work_and_hears_of_a_cancel_at_its_ren
         await work
 
 
-async def test_a_worker_that_stops_gives_back_what_it_holds(address, tenant):
+async def test_a_worker_that_stops_releases_its_jobs(address, tenant):
     """[RETRY-5]"""
     running = asyncio.Event()
 
@@ -315,8 +344,8 @@ async def test_a_worker_that_stops_gives_back_what_it_holds(address, tenant):
         assert (found.state, found.attempts) == (JobState.READY, 0)
 
 
-async def test_a_claim_that_waits_and_is_given_up_loses_no_job(address, tenant):
-    """[RETRY-5] Whether the job came first or the end of the wait: it was delivered, or somebody else can have it."""
+async def test_a_waiting_claim_that_is_given_up_loses_no_job(address, tenant):
+    """[RETRY-5] Whether the job or the end of the wait comes first: it is delivered, or another worker can claim it."""
     async with connected(address, tenant) as queue:
         for number in range(30):
             came = []

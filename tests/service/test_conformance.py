@@ -34,40 +34,40 @@ PURGES = "the counts of purges are for the audit, which reads the store"
 EVERY = "it reads the events of all tenants: a token is one tenant's"
 
 NOT_OVER_HTTP = {
-    "a_reader_holds_the_events_of_its_tenant_alone": EVERY,
-    "age_takes_the_events_of_every_tenant": EVERY,
-    "deliveries_are_counted_in_the_log": LOG,
-    "one_tenants_flood_takes_no_event_from_another": EVERY,
-    "the_log_hints_and_counts_in_calls_of_one_and_of_many": LOG,
+    "a_reader_keeps_only_the_events_of_its_own_tenant": EVERY,
+    "old_events_of_every_tenant_are_trimmed": EVERY,
+    "events_of_handoffs_are_counted_in_the_log": LOG,
+    "one_tenants_flood_removes_no_event_of_another": EVERY,
+    "single_and_batched_calls_send_hints_and_are_counted_in_the_log": LOG,
     "a_claim_gives_token_deadline_and_attempt": WHOLE,
-    "a_completion_of_one_does_what_it_does_among_others": WHOLE,
-    "a_flow_and_its_step_say_which_steps_they_wait_for": "nobody enqueues into reserved queues",
-    "a_message_comes_back_as_it_was_sent": JSON,
+    "a_single_completion_does_what_a_batch_does": WHOLE,
+    "a_message_is_delivered_as_it_was_sent": JSON,
+    "a_flow_and_its_step_say_which_steps_they_wait_for": "no client enqueues into reserved queues",
     "a_payload_of_the_full_size_is_kept": JSON,
-    "a_result_comes_back_as_it_was_given": JSON,
+    "a_result_is_returned_unchanged": JSON,
     "a_result_in_a_blob_is_named_when_it_is_forgotten": "a blob store is the service's own, not its client's",
     "a_result_is_kept_for_its_ttl_and_then_gone": JSON,
-    "a_worker_lives_until_its_last_beat_is_over": "the service keeps no list of workers",
-    "a_worker_that_starts_learns_when_to_look_again": LOOK,
-    "an_empty_claim_learns_when_to_look_again": LOOK,
-    "an_enqueue_of_one_does_what_it_does_among_others": WHOLE,
+    "a_worker_counts_as_live_until_its_last_beat_expires": "the service keeps no list of workers",
+    "a_new_worker_learns_when_to_claim_again": LOOK,
+    "an_empty_claim_says_when_to_claim_again": LOOK,
+    "a_single_enqueue_does_what_a_batch_does": WHOLE,
     "an_error_in_an_event_is_short": "the service cuts errors as a worker does, before the store has them",
-    "an_offset_that_is_none_is_refused": READERS,
-    "an_old_count_of_purges_is_dropped_and_begins_anew": PURGES,
-    "an_urgent_job_that_is_due_late_does_not_hide_when_to_look": LOOK,
+    "an_invalid_offset_is_refused": READERS,
+    "an_old_count_of_purges_is_dropped_and_restarts": PURGES,
+    "an_urgent_job_due_later_does_not_hide_the_next_due_job": LOOK,
     "counts_of_purges_come_in_pages": PURGES,
-    "each_job_of_a_batch_is_taken_as_it_was_sent": WHOLE,
+    "each_job_of_a_batch_is_stored_as_it_was_sent": WHOLE,
     "errors_keep_type_message_and_traceback_of_each_attempt": "a claim does not tell earlier errors",
     "purges_are_counted_by_tenant": PURGES,
     "purges_from_several_handles_have_one_order": PURGES,
-    "what_holdfast_keeps_for_itself_is_within_every_budget": "nobody enqueues into reserved queues",
+    "reserved_queues_do_not_count_against_the_budgets_of_jobs": "no client enqueues into reserved queues",
     "tenants_are_listed_in_pages_by_name": "a token is one tenant's",
-    "what_is_not_purged_is_not_counted": PURGES,
+    "jobs_that_are_not_purged_are_not_counted": PURGES,
     "workers_are_listed_in_pages_by_id": "the service keeps no list of workers",
-    "the_clock_can_be_shifted_only_where_that_was_asked_for": "a client moves no clock",
+    "only_a_test_clock_can_be_moved": "a client moves no clock",
     "the_delay_follows_the_policy_of_the_message": CHANCE,
     "the_reaper_and_a_claim_use_the_stored_policy": CHANCE,
-    "trimming_by_time_takes_nothing_young_where_the_clock_was_set_back": LOG,
+    "trimming_by_age_keeps_young_events_after_the_clock_was_set_back": LOG,
     "trimming_reports_the_gap_that_it_leaves": LOG,
     "trimming_waits_for_the_slowest_reader": LOG,
 }
@@ -79,13 +79,13 @@ WHOLE_RULES = {
 }
 """The rules of which HTTP has nothing at all."""
 
-SLOW = {"jobs_that_come_alone_and_together_share_one_order"}
+SLOW = {"jobs_of_single_and_batched_enqueues_share_one_order"}
 
 EXPRESSED = [check for check in all_checks() if check.rule not in WHOLE_RULES and check.name not in NOT_OVER_HTTP]
 
 
 def turns():
-    """Which check is run on which store."""
+    """The checks to run on each store."""
     for check in EXPRESSED:
         of_its_own = TURNS[zlib.crc32(check.name.encode()) % len(TURNS)]
         for store in STORES:
@@ -102,7 +102,7 @@ def behind():
 
 @pytest.fixture(scope="module")
 def bases(request, tmp_path_factory):
-    """Where the stores behind the service are, by their kind; a server starts when it is first asked for."""
+    """The URLs of the stores behind the service, by kind. A server is started at its first use."""
 
     bases = {
         "memory": lambda: "memory:behind",
@@ -136,7 +136,7 @@ def run(behind, bases, monkeypatch):
 
 
 @pytest.mark.parametrize("store, check", list(turns()))
-def test_the_service_keeps_the_rule(store: str, check: Check, run) -> None:
+def test_the_service_keeps_each_rule(store: str, check: Check, run) -> None:
     try:
         run(store, check)
     except Skipped as reason:
@@ -144,8 +144,8 @@ def test_the_service_keeps_the_rule(store: str, check: Check, run) -> None:
 
 
 @pytest.mark.parametrize("name", NOT_OVER_HTTP)
-def test_what_is_left_out_cannot_hold_over_http(name, run):
-    """Else it would have to be taken in."""
+def test_each_rule_left_out_cannot_hold_over_http(name, run):
+    """A rule that holds must not be left out."""
     (check,) = [check for check in all_checks() if check.name == name]
     with pytest.raises(Exception) as told:  # noqa: PT011 - Broken, Unsupported, Skipped: however it shows
         run("memory", check)

@@ -23,7 +23,7 @@ FOLLOWERS = 500
 
 @pytest.fixture
 def looks(monkeypatch):
-    """Counts the looks at the log of a store, which take a turn or a few of the loop."""
+    """Counts the reads of a store's log, each of which takes a turn or a few of the loop."""
 
     def count(store, rng=None):
         made, look = [], store.events
@@ -43,7 +43,7 @@ def looks(monkeypatch):
     return count
 
 
-async def test_many_followers_cost_as_many_looks_as_one(looks):
+async def test_many_followers_cause_as_many_reads_as_one(looks):
     """[EVENT-2, EVENT-3]"""
     async with serving("memory:many-followers") as service:
         client = await service.client()
@@ -69,7 +69,7 @@ async def test_many_followers_cost_as_many_looks_as_one(looks):
 
 
 class Follower:
-    """Follows as a stream does, leaves now and then, and goes on from the last offset it saw."""
+    """Follows as a stream does, sometimes leaves, and resumes from the last offset it saw."""
 
     def __init__(self, caches, tenant, start):
         self.tenant, self.start, self.seen = tenant, start, []
@@ -111,7 +111,7 @@ def told(events):
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_each_follower_sees_each_event_once_wherever_it_began(url, looks, monkeypatch, seed):
-    """[EVENT-2] Pages are small, looks overlap, one of them fails now and then, and others write as well."""
+    """[EVENT-2] Pages are small, reads overlap, some of them fail, and other tenants write as well."""
     monkeypatch.setattr(event_cache, "PAGE", 3)
     monkeypatch.setattr(event_cache, "HISTORY_PAGE", 3)
     monkeypatch.setattr(event_cache, "MAX_CACHED", 6)
@@ -156,7 +156,7 @@ def fail_once(monkeypatch, store):
 
 
 class Scene:
-    """A cache on a memory store, hints or no hints, with what is to happen at the end of a look from some offset."""
+    """A cache on a memory store, with or without hints, and with actions at the end of a read from some offset."""
 
     def __init__(self, store, caches, monkeypatch):
         self.store, self.caches = store, caches
@@ -172,12 +172,12 @@ class Scene:
         monkeypatch.setattr(store, "events", noted)
 
     async def happens(self, id, tenant="acme"):
-        """An event, and the end of the log behind it."""
+        """An event, and the end of the log after it."""
         await Queue(store=self.store, tenant=tenant).enqueue(1, id=id)
         return await self.store.last_offset()
 
     async def follower(self, cache, offset):
-        """Follows from an offset, told to look again and again; gives what came."""
+        """Follow from an offset, woken again and again. Returns the events."""
         ids = []
         for _ in range(6):
             page = await cache.after(offset)
@@ -187,7 +187,7 @@ class Scene:
 
 
 class Overlapping:
-    """In a scene one follower reads in the middle of another's look: no look waits for its turn."""
+    """In a scene one follower reads in the middle of another's read: no read waits for its turn."""
 
     async def run(self, _, read, *args):
         return await read(*args)
@@ -202,14 +202,14 @@ async def scene(monkeypatch):
 
 @pytest_asyncio.fixture
 async def cache(scene):
-    """Somebody has followed it to the end."""
+    """Another follower has read to the end."""
     with scene.caches.follow("acme") as (cache, _):
         cache._unlisten()
         await scene.follower(cache, None)
         yield cache
 
 
-async def test_what_came_before_is_seen_though_no_hint_told_of_it(scene, cache):
+async def test_earlier_events_are_seen_without_a_hint(scene, cache):
     _, seen = await scene.follower(cache, None)
     end = await scene.store.last_offset()
     await cache.after(end)
@@ -220,7 +220,7 @@ async def test_what_came_before_is_seen_though_no_hint_told_of_it(scene, cache):
     assert seen == []
 
 
-async def test_what_comes_while_a_follower_joins_is_not_missed(scene, cache):
+async def test_events_added_while_a_follower_joins_are_not_missed(scene, cache):
     """[EVENT-2]"""
     offset = await scene.happens("x", "other")
     scene.meanwhile[offset] = partial(scene.happens, "meanwhile")
@@ -246,8 +246,8 @@ async def test_a_follower_that_has_read_further_than_the_others_sees_nothing_twi
     assert (await scene.follower(cache, offset))[1] == ["next"]
 
 
-async def test_a_follower_that_joins_while_the_others_begin_anew_misses_nothing(scene, cache):
-    """[EVENT-2] After a look that failed, at a place that is further on."""
+async def test_a_follower_that_joins_while_the_cache_is_cleared_misses_nothing(scene, cache):
+    """[EVENT-2] After a failed read, at a later place."""
     end = cache._end
     offset = await scene.happens("x", "other")
 
@@ -265,8 +265,8 @@ async def test_a_follower_that_joins_while_the_others_begin_anew_misses_nothing(
     assert (await scene.follower(cache, offset))[1] == ["meanwhile"]
 
 
-async def test_a_follower_that_is_given_what_others_found_looks_for_more(scene, cache):
-    """[EVENT-2] One hint woke both: he comes late, when more has happened than the first one found."""
+async def test_a_follower_answered_from_the_cache_reads_on(scene, cache):
+    """[EVENT-2] One hint woke both: the second reads when there are more events than the first one found."""
     start = cache._end
     await scene.happens("first")
     cache._hints += 1
@@ -282,7 +282,7 @@ async def test_a_follower_that_is_given_what_others_found_looks_for_more(scene, 
 
 
 async def test_an_end_of_the_log_is_read_from_the_store(looks):
-    """With `follow=false`, hint or no hint."""
+    """With `follow=false`, with or without a hint."""
     async with serving("memory:ends") as service:
         client = await service.client()
         async with asyncio.timeout(PATIENCE_S), client.stream("GET", "/v1/events") as following:

@@ -33,7 +33,7 @@ async def unheard_of() -> None: ...
 
 @asynccontextmanager
 async def working(service, tenant):
-    """The worker, with a token that is good for work in its queue and for nothing else."""
+    """The worker, with a token that is valid only for work in its queue."""
     bearer = token(tenant, ["work"], queues=["emails"])
     settings = {"HOLDFAST_URL": f"http://127.0.0.1:{service.port}", "HOLDFAST_TOKEN": bearer}
     command = [NODE, "--import", "./strip-types.mjs", "worker.ts", "emails"]
@@ -46,12 +46,12 @@ async def working(service, tenant):
         await process.wait()
 
 
-def test_the_example_is_sixty_lines():
+def test_the_example_has_at_most_sixty_lines():
     lines = (EXAMPLES / "worker.ts").read_text(encoding="utf-8").splitlines()
     assert len([line for line in lines if line.strip() and not line.startswith("//")]) <= 60
 
 
-async def test_the_example_works_and_gives_back_what_it_holds_when_it_is_told_to_stop():
+async def test_the_example_works_and_releases_its_jobs_when_it_stops():
     async with serving("memory:example") as service, Queue(f"http://127.0.0.1:{service.port}", token=token()) as queue:
         async with working(service, "acme") as process:
             sent = await queue.enqueue_and_wait(send_email.message("a@example.com"), timeout=PATIENCE_S)

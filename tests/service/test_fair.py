@@ -14,7 +14,7 @@ from tests.service.support import problem, serving
 HELD = 24
 
 
-async def test_a_tenant_whose_calls_are_all_held_holds_up_no_other_tenant(postgres, database):
+async def test_a_tenant_whose_calls_are_all_blocked_delays_no_other_tenant(postgres, database):
     """By counts: one tenant's calls wait for locked rows, and every request of another is answered. [LEASE-4]"""
     url = postgres.url(database, wait_s=1)  # Shorter than a call waits for a lock: without turns the other is refused.
     async with serving(url) as service:
@@ -57,7 +57,7 @@ async def test_a_tenant_whose_calls_are_all_held_holds_up_no_other_tenant(postgr
 
 
 async def _finished(client, job):
-    """Finish, however often it is refused: a call waits for a lock for some seconds alone."""
+    """Finish, and repeat it if it is refused: a single call waits for a lock for some seconds."""
     lease = {"queue": job["queue"], "id": job["id"], "token": job["token"], "outcome": "complete"}
     while True:
         answer = await client.post("/v1/leases:finish", json={"leases": [lease]})
@@ -67,7 +67,7 @@ async def _finished(client, job):
         assert code == "store_busy"
 
 
-async def test_a_call_that_gets_no_turn_in_time_is_refused_with_the_time_to_come_again(postgres, database):
+async def test_a_call_without_a_turn_in_time_is_refused_with_retry_after(postgres, database):
     async with serving(postgres.url(database)) as service:
         calls, client = service.context.store.calls, await service.client("late")
         calls._wait_s = 0.0
@@ -126,7 +126,7 @@ async def test_a_turn_goes_to_the_tenant_with_the_fewest_calls_in_flight():
     assert order[4:] == ["c1", "a3", "b3", "c2"]
 
 
-async def test_a_renewal_may_be_one_over_the_bounds():
+async def test_a_renewal_may_exceed_the_limits_by_one():
     calls = Calls(2)
     holding, end = _hold(calls, "a", 1)
     await asyncio.sleep(0)
@@ -135,7 +135,7 @@ async def test_a_renewal_may_be_one_over_the_bounds():
     await holding
 
 
-async def test_a_call_that_waited_too_long_leaves_nothing_behind():
+async def test_a_call_that_timed_out_leaves_no_count_behind():
     calls = Calls(2, wait_s=0.0)
     holding, end = _hold(calls, "a", 1)
     await asyncio.sleep(0)
@@ -148,7 +148,7 @@ async def test_a_call_that_waited_too_long_leaves_nothing_behind():
 
 
 @pytest.mark.parametrize("steps", range(6))
-async def test_a_call_that_is_canceled_before_or_after_its_turn_came_passes_it_on(steps):
+async def test_a_canceled_call_passes_its_turn_on(steps):
     calls = Calls(2)
     holding, end = _hold(calls, "a", 1)
     waiting = [asyncio.create_task(calls.run("a", 0, asyncio.sleep, 0)) for _ in range(3)]

@@ -26,13 +26,13 @@ CHAIN = {
 
 @pytest.fixture(scope="module")
 def url():
-    """One kind of store is enough here: what leads the flows is tested on each."""
+    """One kind of store is enough here: flows are tested on each."""
     return f"memory:{uuid.uuid4().hex}?test_clock=1"
 
 
 @asynccontextmanager
 async def working(service, tenant, broken=()):
-    """A worker at the store, which leads the flows too."""
+    """A worker at the store, which also leads the flows."""
     broken = set(broken)
 
     async def handler(payload):
@@ -93,7 +93,7 @@ async def test_a_flow_is_started_shown_and_canceled(client, tenant):
         ({"name": "no good"}, "invalid_name"),
     ],
 )
-async def test_what_cannot_be_led_is_refused_with_the_reason(client, change, code):
+async def test_an_invalid_flow_is_refused_with_the_reason(client, change, code):
     problem(await client.post("/v1/flows", json={**CHAIN, **change}), 400, code)
     assert (await client.get("/v1/queues")).json()["queues"] == []
 
@@ -103,7 +103,7 @@ async def test_payloads_that_are_too_large_together_are_refused(client):
     problem(await client.post("/v1/flows", json={"name": "large", "steps": steps}), 413, "payload_too_large")
 
 
-async def test_what_is_kept_for_flows_cannot_be_changed_by_the_routes_of_jobs(service, client, tenant):
+async def test_the_routes_of_jobs_cannot_change_flows(service, client, tenant):
     await client.post("/v1/flows", json=CHAIN)
     proof = service.context.proofs.sign(tenant, FLOWS, "f1", 1)
     lease = {"queue": FLOWS, "id": "f1", "token": proof, "outcome": "complete"}
@@ -126,7 +126,7 @@ async def test_what_is_kept_for_flows_cannot_be_changed_by_the_routes_of_jobs(se
     assert (await client.get(f"/v1/queues/{FLOWS}/jobs/f1")).json()["state"] == "ready"
 
 
-async def test_anothers_flow_answers_byte_for_byte_like_none(service, client, tenant):
+async def test_another_tenants_flow_answers_byte_for_byte_like_a_missing_one(service, client, tenant):
     """[TENANT-2]"""
     await client.post("/v1/flows", json=CHAIN)
     stranger = await service.client(f"{tenant}-not")
@@ -138,7 +138,7 @@ async def test_anothers_flow_answers_byte_for_byte_like_none(service, client, te
     assert (await client.get("/v1/flows/f1")).json()["state"] == "ready"
 
 
-async def test_each_route_asks_for_its_scope_and_its_queues(service, client, tenant):
+async def test_each_route_needs_its_scope_and_its_queues(service, client, tenant):
     await client.post("/v1/flows", json=CHAIN)
     for scopes, method, path in (
         (("read", "work", "admin"), "POST", "/v1/flows"),
@@ -159,7 +159,7 @@ async def test_each_route_asks_for_its_scope_and_its_queues(service, client, ten
     assert (await own.get("/v1/flows/f1")).status_code == 200
 
 
-async def test_a_token_for_some_queues_gets_nothing_of_a_flow_in_others_by_its_id(service, client, tenant):
+async def test_a_token_for_some_queues_learns_nothing_about_a_flow_in_others(service, client, tenant):
     ours = {"name": "report", "id": "f1", "steps": [{"name": "load", "payload": "all"}]}
     await client.post("/v1/flows", json=ours)
     theirs = {"name": "mine", "id": "f1", "steps": [{"name": "a", "queue": "other"}]}
@@ -237,7 +237,7 @@ async def test_a_ticket_from_the_service_cancels_the_flow_with_its_steps(service
         Worker(queue, handler=print, queues=[FLOWS])
 
 
-async def test_a_flow_that_the_token_is_not_for_spoils_no_other_call(service, tenant):
+async def test_a_flow_outside_the_token_does_not_affect_other_calls(service, tenant):
     async with at(service, tenant, queues=["mine"]) as queue:
         flow = Flow("report")
         flow.add("x", queue="other")

@@ -60,7 +60,7 @@ async def snapshot(store):
 
 
 @pytest.mark.parametrize("name", hostile.PROOFS)
-async def test_a_proof_that_is_not_that_of_the_lease_is_lost(world, name):
+async def test_another_leases_proof_is_lost(world, name):
     answer = await hostile.PROOFS[name](world)
     assert answer.status_code == 200, answer.text
     (item,) = answer.json()["items"]
@@ -70,20 +70,20 @@ async def test_a_proof_that_is_not_that_of_the_lease_is_lost(world, name):
 @pytest.mark.parametrize(
     "send, status, code", [pytest.param(*row[2:], id=f"{row[0]}: {row[1]}") for row in hostile.REFUSED]
 )
-async def test_it_is_refused(world, send, status, code):
+async def test_a_hostile_request_is_refused(world, send, status, code):
     told = problem(await send(world), status, code)
     assert "4111" not in told["detail"]
 
 
 @pytest.mark.parametrize("name", hostile.PACKED)
-async def test_msgpack_that_is_not_by_the_rules_is_refused(world, name):
+async def test_invalid_msgpack_is_refused(world, name):
     body = hostile.packed(hostile.PACKED[name])
     headers = {"content-type": "application/json"}
     problem(await world.stranger.post("/v1/jobs", content=body, headers=headers), 400, "invalid_payload")
 
 
 @pytest.mark.parametrize("name", hostile.RAW)
-async def test_a_request_that_can_be_read_in_two_ways_is_refused(world, name):
+async def test_an_ambiguous_request_is_refused(world, name):
     reader, writer = await asyncio.open_connection("127.0.0.1", world.service.port)
     # Another one behind it: were it read, there would be a second answer.
     behind = f"GET /v1/session HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token('smuggled')}\r\n\r\n"

@@ -20,7 +20,7 @@ def bearer(settings, private):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Look again for a key as soon as one is missing."""
+    """Read again as soon as a key is missing."""
     monkeypatch.setattr(keys_module, "MIN_RENEW_S", 0.0)
 
 
@@ -39,7 +39,7 @@ async def test_a_new_key_is_found_and_an_old_one_forgotten(issuer, impatient):
         problem(await bare.get("/v1/queues", headers=old), 401, "token_invalid")
 
 
-async def test_a_key_that_is_withdrawn_is_forgotten_although_its_tokens_are_known(issuer, monkeypatch):
+async def test_the_remembered_tokens_of_a_removed_key_are_forgotten(issuer, monkeypatch):
     private, public = new_pair("EdDSA")
     issuer.keys = [public]
     settings = TokenSettings(jwks=issuer.url)
@@ -52,7 +52,7 @@ async def test_a_key_that_is_withdrawn_is_forgotten_although_its_tokens_are_know
         problem(refused, 401, "token_invalid")
 
 
-async def test_made_up_names_of_keys_do_not_make_us_ask_for_each(issuer):
+async def test_made_up_key_names_do_not_cause_a_read_each(issuer):
     private, public = new_pair("EdDSA")
     issuer.keys = [public]
     settings = TokenSettings(jwks=issuer.url)
@@ -64,7 +64,7 @@ async def test_made_up_names_of_keys_do_not_make_us_ask_for_each(issuer):
         assert issuer.asked == 1
 
 
-async def test_keys_hold_while_the_issuer_is_away(issuer, impatient):
+async def test_keys_stay_valid_while_their_issuer_is_down(issuer, impatient):
     private, public = new_pair("RS256")
     issuer.keys = [public]
     settings = TokenSettings(jwks=issuer.url)
@@ -85,7 +85,7 @@ async def test_a_redirect_is_not_followed(issuer):
 
 
 @pytest.mark.parametrize("source", ["http://keys.example/jwks", "ftp://127.0.0.1/jwks", "gopher://127.0.0.1/"])
-async def test_keys_come_over_https_alone(source):
+async def test_keys_are_fetched_only_over_https(source):
     with pytest.raises(InvalidOption, match="https://"):
         await keys_module.Keys(None, source).open()
 
@@ -97,14 +97,14 @@ async def test_keys_come_over_https_alone(source):
         '{"keys": [{"kty": "RSA", "n": "!", "e": "AQAB"}]}', '{"keys": [{"kty": "EC", "crv": "P-521"}]}',
     ],
 )  # fmt: skip
-async def test_a_set_without_a_key_that_we_take_is_refused(tmp_path, text):
+async def test_a_key_set_without_a_supported_key_is_refused(tmp_path, text):
     path = tmp_path / "jwks.json"
     path.write_text(text)
     with pytest.raises(InvalidOption):
         await keys_module.Keys(None, str(path)).open()
 
 
-async def test_a_key_for_another_use_or_algorithm_is_not_taken(tmp_path):
+async def test_a_key_for_another_use_or_algorithm_is_ignored(tmp_path):
     path = tmp_path / "jwks.json"
     private, public = new_pair("RS256")
     good = new_pair("EdDSA")[1]
@@ -116,7 +116,7 @@ async def test_a_key_for_another_use_or_algorithm_is_not_taken(tmp_path):
     await keys.close()
 
 
-async def test_a_token_without_a_name_of_a_key_is_good_where_only_one_can_be_meant(tmp_path):
+async def test_a_token_without_a_key_name_is_valid_if_only_one_key_fits(tmp_path):
     path = tmp_path / "jwks.json"
     path.write_text(json.dumps({"keys": [new_pair("EdDSA")[1], new_pair("EdDSA")[1], new_pair("ES256")[1]]}))
     keys = keys_module.Keys(None, str(path))
@@ -134,7 +134,7 @@ def test_a_short_shared_key_is_refused(key):
     assert key not in str(caught.value)
 
 
-async def test_a_key_that_is_malformed_is_skipped_and_the_others_hold(tmp_path):
+async def test_a_malformed_key_is_skipped_and_the_others_stay_valid(tmp_path):
     path = tmp_path / "jwks.json"
     good = new_pair("EdDSA")[1]
     rsa = {"kty": "RSA", "kid": "bad", "n": "!", "e": "AQAB"}
@@ -146,6 +146,6 @@ async def test_a_key_that_is_malformed_is_skipped_and_the_others_hold(tmp_path):
     await keys.close()
 
 
-def test_without_a_key_to_sign_with_the_option_is_named_as_it_is():
+def test_signing_without_a_key_names_the_missing_option():
     with pytest.raises(InvalidOption, match="--private-key"):
         sign(TokenSettings(jwks="keys.json"), tenant="acme", scopes=["read"])

@@ -21,14 +21,14 @@ async def start(url, spec=""):
 
 
 async def half(body, process):
-    """A body whose second half comes when there is nobody any more."""
+    """A body whose second half arrives after the service was killed."""
     yield body[:10]
     await process.wait()
     yield body[10:]
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_client_that_repeats_itself_has_one_job(tmp_path, step):
+async def test_a_client_that_repeats_an_enqueue_has_one_job(tmp_path, step):
     url = f"file:{tmp_path}/store"
     process, port = await start(url, f"{step}:kill")
     bodies = {
@@ -60,7 +60,7 @@ async def test_a_client_that_repeats_itself_has_one_job(tmp_path, step):
         assert counts == {"by-id": 1, "by-key": 1, "by-request": 1, "batch": 2}
 
 
-async def test_a_server_that_is_told_to_stop_ends_in_peace(tmp_path):
+async def test_a_server_stops_gracefully(tmp_path):
     process, port = await start(f"file:{tmp_path}/store")
     async with Client(port, token()) as client:
         waiting = asyncio.create_task(client.claim(wait_s=60))

@@ -14,13 +14,13 @@ from holdfast.service.proofs import LeaseKeys
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_processes_that_start_at_the_same_time_share_one_ring(url):
+async def test_processes_that_start_at_the_same_time_share_one_lease_key(url):
     async with AsyncExitStack() as stack:
         stores = [await open_store(url) for _ in range(5)]
         for store in stores:
             stack.push_async_callback(store.close)
-        rings = await asyncio.gather(*(LeaseKeys(store).some() for store in stores))
-        assert {tuple((key.kid, key.secret) for key in notify) for notify in rings} == {(("1", rings[0][0].secret),)}
+        found = await asyncio.gather(*(LeaseKeys(store).ensure() for store in stores))
+        assert {tuple((key.kid, key.secret) for key in notify) for notify in found} == {(("1", found[0][0].secret),)}
         made = await asyncio.gather(*(LeaseKeys(store).rotate() for store in stores))
         assert sorted(made) == ["2", "3", "4", "5", "6"]
         assert OPERATOR not in await stores[0].tenants()
@@ -36,7 +36,7 @@ async def test_processes_that_start_at_the_same_time_share_one_ring(url):
 async def test_a_dropped_key_is_gone_from_the_store(tmp_path):
     store = await open_store(f"file:{tmp_path}/data")
     keys = LeaseKeys(store)
-    (first,) = await keys.some()
+    (first,) = await keys.ensure()
     await keys.rotate()
     await keys.drop("1")
     assert (await store.get([JobKey(OPERATOR, LEASE_KEYS, "1")])) == [None]

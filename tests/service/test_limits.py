@@ -27,7 +27,7 @@ async def read_all(reader):
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: "])
-async def test_headers_that_do_not_come_end_the_connection(sent):
+async def test_headers_that_do_not_arrive_end_the_connection(sent):
     async with serving("memory:slow-headers", header_s=0.1) as service:
         reader, writer = await connect(service)
         writer.write(sent)
@@ -35,7 +35,7 @@ async def test_headers_that_do_not_come_end_the_connection(sent):
         writer.close()
 
 
-async def test_a_byte_now_and_then_does_not_keep_a_connection_open():
+async def test_single_bytes_do_not_keep_a_connection_open():
     async with serving("memory:drops", header_s=0.3) as service:
         reader, writer = await connect(service)
         reading = asyncio.create_task(read_all(reader))
@@ -71,7 +71,7 @@ async def test_a_stream_lives_no_longer_than_its_token():
         problem(await client.get("/v1/events"), 401, "token_expired")
 
 
-async def test_a_large_result_goes_to_the_blob_store_or_the_job_fails(tmp_path):
+async def test_a_large_result_is_put_into_the_blob_store_or_the_job_fails(tmp_path):
     """[RESULT-1]"""
     large = "x" * 300_000
     for blobs, status in ((None, "failed"), (f"file:{tmp_path}/blobs", "completed")):
@@ -88,7 +88,7 @@ async def test_a_large_result_goes_to_the_blob_store_or_the_job_fails(tmp_path):
                 assert (await client.enqueue(id="x"))["result"] == large
 
 
-async def test_a_body_that_does_not_come_is_answered_408():
+async def test_a_body_that_does_not_arrive_is_answered_408():
     async with serving("memory:slow-body", body_s=0.1) as service:
         reader, writer = await connect(service)
         head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token()}\r\n"
@@ -99,7 +99,7 @@ async def test_a_body_that_does_not_come_is_answered_408():
         writer.close()
 
 
-async def test_a_token_has_so_many_requests_and_is_told_when_to_come_again():
+async def test_the_requests_of_a_token_are_limited_with_retry_after():
     async with serving("memory:rates", rate=0.001) as service:
         client, other = await service.client("acme"), await service.client("acme")
         assert (await client.get("/v1/queues")).status_code == 200
@@ -109,7 +109,7 @@ async def test_a_token_has_so_many_requests_and_is_told_when_to_come_again():
         assert (await other.get("/v1/queues")).status_code == 200
 
 
-async def test_a_token_that_is_spelt_another_way_is_the_same_token():
+async def test_another_spelling_of_a_token_is_the_same_token():
     async with serving("memory:spelling", rate=0.001) as service:
         made = token()
         assert (await (await service.bare(made)).get("/v1/queues")).status_code == 200
@@ -117,7 +117,7 @@ async def test_a_token_that_is_spelt_another_way_is_the_same_token():
         problem(answer, 429, "rate_limited")
 
 
-async def test_one_connection_too_many_is_answered_503():
+async def test_a_connection_over_the_limit_is_answered_503():
     async with serving("memory:crowd", connections=2) as service:
         open_ones = [await connect(service) for _ in range(2)]
         await eventually(lambda: len(service.server._server.server_state.connections), lambda count: count == 2)
@@ -127,7 +127,7 @@ async def test_one_connection_too_many_is_answered_503():
             one.close()
 
 
-async def test_a_client_that_reads_nothing_is_shed():
+async def test_a_client_that_reads_nothing_is_disconnected():
     async with serving("memory:shed", send_s=0.2) as service:
         client = await service.client()
         for _ in range(8):
@@ -148,11 +148,11 @@ async def waiting_claims(service):
 
 
 def tasks():
-    """But for what a store reads in the background for all requests of a tenant."""
+    """Apart from the reads of a store in the background, for all requests of a tenant."""
     return sum(not task.get_name().startswith("budgets of") for task in asyncio.all_tasks())
 
 
-async def test_a_long_poll_costs_one_task_and_ends_when_its_client_leaves():
+async def test_a_long_poll_uses_one_task_and_ends_when_its_client_leaves():
     async with serving("memory:polls") as service:
         before = tasks()
         connections = []
@@ -184,7 +184,7 @@ async def test_a_wait_for_a_result_ends_when_its_client_leaves():
         del reader
 
 
-async def test_a_job_claimed_for_a_client_that_has_left_is_given_back():
+async def test_a_job_claimed_for_a_client_that_has_left_is_released():
     """[RETRY-5]"""
     async with serving("memory:left") as service:
         client = await service.client()
@@ -219,7 +219,7 @@ def job_key(id):
     return JobKey("acme", "default", id)
 
 
-async def test_a_stop_answers_those_who_wait_and_lets_requests_end():
+async def test_a_stop_answers_waiting_requests_and_lets_others_finish():
     async with serving("memory:stop") as service:
         client = await service.client()
         await client.enqueue(id="x", queue="other")
@@ -240,8 +240,8 @@ async def ask(client, id):
 
 
 @pytest.mark.parametrize("kind", [ValkeyServer, PostgresServer])
-async def test_a_store_that_is_gone_is_told_and_comes_back(kind):
-    """By SIGSTOP, where connections stay open and nobody answers, and by SIGKILL. [ENQ-1]"""
+async def test_a_store_that_is_down_is_reported_and_used_again_when_it_is_back(kind):
+    """By SIGSTOP, which keeps connections open without answers, and by SIGKILL. [ENQ-1]"""
     with kind() as store:
         async with serving(store.url(timeout_s=1, connect_timeout_s=1)) as service:
             client = await service.client()
@@ -272,7 +272,7 @@ async def test_a_store_that_is_gone_is_told_and_comes_back(kind):
                 assert answered.json()["status"] in ("queued", "duplicate")
 
 
-async def test_a_file_that_somebody_else_holds_is_told_and_comes_back(tmp_path, monkeypatch):
+async def test_a_locked_file_store_is_reported_and_used_again_when_it_is_free(tmp_path, monkeypatch):
     monkeypatch.setattr("holdfast.stores.file.database.BUSY_S", 0.2)
     async with serving(f"file:{tmp_path}/data") as service:
         client = await service.client()
@@ -287,8 +287,8 @@ async def test_a_file_that_somebody_else_holds_is_told_and_comes_back(tmp_path, 
         assert (await client.enqueue(id="b"))["status"] == "queued"
 
 
-def test_an_answer_in_two_pieces_does_not_wait_for_the_other_end():
-    """On whatever event loop: connections have it from the socket that is listened at."""
+def test_an_answer_in_two_packets_does_not_wait_for_an_acknowledgement():
+    """On every event loop: connections inherit the option from the listening socket."""
     with (
         closing(listen("127.0.0.1", 0, 30)) as sock,
         closing(socket.create_connection(sock.getsockname())),

@@ -20,12 +20,12 @@ def percent(text):
 
 
 def lines(text):
-    """The lines of a stream, as the standard has them."""
+    """The lines of a stream, split by the standard."""
     return re.split(rb"\r\n|\r|\n", text)
 
 
 def is_whole(text):
-    """Whether each line of a stream is one that we write."""
+    """Whether each line of a stream is one that the service writes."""
     return all(re.fullmatch(rb"(id: [0-9.]+|event: [a-z]+|data: {.*}|: |)", line) for line in lines(text))
 
 
@@ -54,7 +54,7 @@ async def test_a_path_with_a_control_character_is_refused(odd):
 
 @pytest.mark.parametrize("odd", [b"\x85", b"\xc2\x85", b"\xe2\x80\xa8", b"\x0b", b"\x0c", b"\x1c", b"\x7f"], ids=repr)
 @pytest.mark.parametrize("name", ["x-request-id", "traceparent", "tracestate", "last-event-id", "authorization"])
-async def test_a_header_with_an_odd_line_break_is_not_sent_back(name, odd):
+async def test_a_header_with_an_unusual_line_break_is_not_returned(name, odd):
     async with serving("memory:odd-headers") as service:
         good = b"" if name == "authorization" else f"Authorization: Bearer {token()}\r\n".encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
@@ -70,7 +70,7 @@ async def test_a_header_with_an_odd_line_break_is_not_sent_back(name, odd):
 
 
 @pytest.mark.parametrize("odd", [*CONTROLS, *BREAKS], ids=shown)
-async def test_an_odd_line_break_in_an_error_ends_no_event(odd, tenant):
+async def test_an_unusual_line_break_in_an_error_does_not_end_an_event(odd, tenant):
     """[EVENT-1]"""
     async with serving("memory:odd-errors") as service:
         client = await service.client(tenant)
@@ -86,7 +86,7 @@ async def test_an_odd_line_break_in_an_error_ends_no_event(odd, tenant):
 
 
 @pytest.mark.parametrize("odd", BREAKS, ids=shown)
-async def test_an_id_with_an_odd_line_break_is_one_id(odd, tenant):
+async def test_an_id_with_an_unusual_line_break_is_one_id(odd, tenant):
     async with serving("memory:odd-ids") as service:
         client, id = await service.client(tenant), f"a{odd}data: b"
         assert (await client.enqueue(id=id))["id"] == id
@@ -96,7 +96,7 @@ async def test_an_id_with_an_odd_line_break_is_one_id(odd, tenant):
         assert stream.count(b"\ndata: ") == 1
 
 
-async def test_a_client_reads_events_with_odd_line_breaks():
+async def test_a_client_reads_events_with_unusual_line_breaks():
     async with serving("memory:odd-clients") as service:
         text = "".join([*CONTROLS, *BREAKS]).join("ab")
 

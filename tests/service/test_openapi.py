@@ -38,7 +38,7 @@ def address():
 
 
 def plain(value):
-    """Without NUL, without integers beyond 64 bits, and with integers as such: to JSON Schema 1.0 is one."""
+    """Without NUL and integers beyond 64 bits, and with integers only: to JSON Schema 1.0 is an integer."""
     if isinstance(value, dict):
         return {plain(name): plain(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -51,7 +51,7 @@ def plain(value):
 
 
 def fits(name, value):
-    """Whether a value is what the document says."""
+    """Whether a value fits the document."""
     pattern = document(ROUTES)["components"]["schemas"]["PutSchedule"]["properties"][name]
     pattern = pattern.get("pattern") or next(one["pattern"] for one in pattern["anyOf"] if "pattern" in one)
     return isinstance(value, str) and value != "UTC" and re.search(pattern, value) is not None
@@ -65,7 +65,7 @@ def quick(values):
 
 
 def tame(case):
-    """Nobody waits in here, and what a schema cannot say is left out.
+    """Without waits, and without rules that a schema cannot express.
 
     That is: values in other codecs, values nobody can keep, cursors, which only a list can make, and which of the
     things that look like cron expressions and time zones are some.
@@ -73,6 +73,8 @@ def tame(case):
     if isinstance(case.body, dict):
         case.body = {**case.body, **{name: part for name, part in REAL.items() if fits(name, case.body.get(name))}}
         left_out = ("codec",) if case.body.get("codec") == "msgpack" else ()
+        if isinstance(case.body.get("cursor"), str):
+            left_out = (*left_out, "cursor")
         case.body = quick({name: part for name, part in case.body.items() if name not in left_out})
     if isinstance(case.body, (dict, list)):
         case.body = plain(case.body)
@@ -87,7 +89,7 @@ def tame(case):
 
 
 def untangle(flow):
-    """Steps of one flow have names of their own, and wait for nothing that is not there."""
+    """Steps of one flow have different names, and wait only for existing steps."""
     steps = flow.get("steps") if isinstance(flow, dict) else None
     for number, step in enumerate(steps if isinstance(steps, list) else ()):
         if isinstance(step, dict) and isinstance(step.get("name"), str) and step["name"]:

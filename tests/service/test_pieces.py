@@ -20,13 +20,13 @@ LONG_S = 1000.0
 
 @pytest.fixture
 def long_rests(monkeypatch):
-    """A tenant that has to rest does so until the test ends."""
+    """A tenant that has to rest does so until the end of the test."""
     monkeypatch.setattr(turns, "RECENT_S", LONG_S)
     monkeypatch.setattr(Activity, "rest_s", lambda self, tenant, _: LONG_S if self.has_others(tenant) else 0.0)
 
 
 class Reads:
-    """Reads that end when they are told to, and how many there were at a time."""
+    """Reads that end when the test says so, with the number that ran at the same time."""
 
     def __init__(self):
         self.began, self.ended, self.at_once, self.peak = [], [], 0, 0
@@ -49,7 +49,7 @@ async def ticks(count=20):
         await asyncio.sleep(0)
 
 
-async def test_a_tenant_reads_one_piece_at_a_time_in_order():
+async def test_the_pieces_of_a_tenants_read_run_one_at_a_time_in_order():
     pieces, reads = PieceTurns(Activity()), Reads()
     tasks = [asyncio.create_task(pieces.run("a", reads.read, number)) for number in range(5)]
     other = asyncio.create_task(pieces.run("b", reads.read, "other"))
@@ -64,7 +64,7 @@ async def test_a_tenant_reads_one_piece_at_a_time_in_order():
     assert not pieces._waiting
 
 
-async def test_a_piece_that_is_canceled_or_fails_gives_its_turn_to_the_next():
+async def test_a_canceled_or_failed_piece_passes_its_turn_on():
     pieces, reads = PieceTurns(Activity()), Reads()
 
     async def fail():
@@ -106,7 +106,7 @@ async def test_a_tenants_next_piece_waits_while_others_are_active():
 
 
 @pytest.mark.usefixtures("long_rests")
-async def test_a_tenant_alone_does_not_rest():
+async def test_a_tenant_without_active_neighbors_does_not_rest():
     activity, reads = Activity(), Reads()
     pieces = PieceTurns(activity)
     for number in range(3):
@@ -139,7 +139,7 @@ async def test_a_check_rests_after_each_slice_while_others_are_active():
     checking.cancel()
 
 
-async def test_a_check_of_a_tenant_alone_goes_on_in_each_turn():
+async def test_a_check_without_active_neighbors_continues_in_each_turn():
     activity, done = Activity(), []
     activity.note("a")
     async with asyncio.timeout(PATIENCE_S):
@@ -218,7 +218,7 @@ async def test_a_page_of_large_jobs_is_read_in_pieces(monkeypatch):
             assert sum(len(job.envelope.payload) for job in found.jobs) <= answer_size.PIECE_BYTES
 
 
-async def test_all_refused_items_are_not_answered_in_one_turn(monkeypatch):
+async def test_refused_items_are_answered_over_several_turns(monkeypatch):
     async with serving(f"memory:{uuid.uuid4()}") as service:
         client, taken = await service.client(), []
         take = service.context.turns.take

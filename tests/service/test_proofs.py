@@ -24,13 +24,13 @@ MORE = {
 
 
 async def codes(client, verb, leases):
-    """What each lease is answered: a status, or the code of an error."""
+    """The answer for each lease: a status, or the code of an error."""
     body = {"leases": [{**lease, **MORE[verb]} for lease in leases]}
     items = (await client.post(f"/v1/leases:{verb}", json=body)).json()["items"]
     return [item["error"]["code"] if "error" in item else item["status"] for item in items]
 
 
-async def test_a_claim_answers_an_opaque_token_and_a_fence_that_grows(client):
+async def test_a_claim_answers_with_an_opaque_token_and_a_growing_fence(client):
     await client.enqueue(id="x")
     (first,) = await client.claim()
     assert await client.finish(first, "release") == {"status": "ready"}
@@ -42,7 +42,7 @@ async def test_a_claim_answers_an_opaque_token_and_a_fence_that_grows(client):
 
 
 @pytest.mark.parametrize("verb", MORE)
-async def test_guesses_are_lost_and_the_owners_lease_lives(client, verb):
+async def test_guessed_tokens_are_lost_and_the_owners_lease_stays_live(client, verb):
     await client.enqueue(id="x")
     (held,) = await client.claim(lease_s=600)
     kid, fence, mac = held["token"].split(".")
@@ -55,7 +55,7 @@ async def test_guesses_are_lost_and_the_owners_lease_lives(client, verb):
 
 
 def near_misses(held, sign, tenant):
-    """A proof that is nearly right, and the job that it is shown for."""
+    """A proof with one change, and the job that it is used for."""
     queue, id, proof, fence = held["queue"], held["id"], held["token"], held["fence"]
     kid, digits, mac = proof.split(".")
     other = "A" if mac[-1] != "A" else "B"
@@ -87,8 +87,8 @@ def near_misses(held, sign, tenant):
 
 
 @pytest.mark.parametrize("verb", MORE)
-async def test_a_proof_that_is_nearly_right_is_lost(service, client, tenant, verb):
-    """Before anything else: whether there is such a job, and whether its name can be one, is not told."""
+async def test_a_proof_with_one_change_is_lost(service, client, tenant, verb):
+    """The proof is checked first: the answer does not reveal whether the job exists or its name is valid."""
     await client.enqueue(id="x")
     await client.enqueue(id="y")
     await client.enqueue(id="x", queue="other")
@@ -102,8 +102,8 @@ async def test_a_proof_that_is_nearly_right_is_lost(service, client, tenant, ver
     assert await client.finish(held) == {"status": "completed"}
 
 
-async def test_names_that_read_the_same_end_to_end_have_different_proofs(service, client, tenant):
-    """Each has its length before it."""
+async def test_names_with_the_same_concatenation_have_different_proofs(service, client, tenant):
+    """Each name has its length before it."""
     await client.enqueue(queue="a", id="bc")
     await client.enqueue(queue="ab", id="c")
     (held,) = await client.claim("a", lease_s=600)
@@ -127,7 +127,7 @@ async def test_a_guess_does_not_reach_the_store(service, client, monkeypatch):
         assert await codes(client, verb, [lease] * 10) == ["lease_lost"] * 10
 
 
-async def test_one_process_verifies_what_another_signed_and_a_restart_keeps_the_ring(tmp_path):
+async def test_processes_and_restarts_share_the_lease_keys(tmp_path):
     url = f"file:{tmp_path}/data"
     async with serving(url) as first, serving(url) as second:
         client = await first.client()
@@ -162,7 +162,7 @@ async def test_an_old_key_verifies_until_it_is_dropped(tmp_path, monkeypatch):
         assert left.state == "leased"
 
 
-async def test_the_ring_is_read_again_for_an_unknown_key_but_not_often(monkeypatch):
+async def test_the_lease_keys_are_read_again_for_an_unknown_key_but_not_often(monkeypatch):
     store = await open_store("memory:unknown")
     proofs, keys = Proofs(store), LeaseKeys(store)
     await proofs.renew()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """Every request reads what is revoked."""
+    """Every request reads the revocations."""
     monkeypatch.setattr(module, "RENEW_S", 0.0)
     monkeypatch.setattr(module, "MAX_AGE_S", 0.0)
 
@@ -31,7 +31,7 @@ async def answers(service, tenant, **claims):
 
 
 async def test_tokens_are_refused_by_jti_by_sub_and_by_the_time_of_issue(service, tenant, at_once):
-    """Those of this tenant alone."""
+    """Only those of this tenant."""
     tokens, now = RevokedTokens(service.context.store), int(time.time())
     long = "j" * 500 + "\x00é"
     assert await answers(service, tenant, jti=long, sub="w") == 200
@@ -56,7 +56,7 @@ async def test_tokens_are_refused_by_jti_by_sub_and_by_the_time_of_issue(service
     assert [one.kind for one in await tokens.all(tenant)] == ["jti", "issued_before", "issued_before"]
 
 
-async def test_what_says_nothing_is_refused(service, tenant):
+async def test_an_empty_revocation_is_refused(service, tenant):
     tokens = RevokedTokens(service.context.store)
     with pytest.raises(InvalidOption):
         await tokens.add(Revocation(tenant, "jti", ""))
@@ -64,8 +64,8 @@ async def test_what_says_nothing_is_refused(service, tenant):
         await tokens.add(Revocation("-holdfast", "jti", "x"))
 
 
-async def test_a_token_that_was_taken_before_is_refused_when_what_is_known_is_too_old(monkeypatch):
-    """So is one of another process: the list is the store's."""
+async def test_a_known_token_is_refused_while_the_revocations_are_too_old(monkeypatch):
+    """A revocation of another process counts too: the list is in the store."""
     async with serving("memory:revoked") as service:
         store = await open_store("memory:revoked")
         client = await service.bare(signed(jti="j"))
@@ -78,7 +78,7 @@ async def test_a_token_that_was_taken_before_is_refused_when_what_is_known_is_to
         assert statuses == [200]
 
 
-async def test_without_the_list_nothing_is_answered(monkeypatch, at_once):
+async def test_without_the_revocations_no_request_is_answered(monkeypatch, at_once):
     async with serving("memory:unlisted") as service:
         client = await service.client()
         assert (await client.get("/v1/queues")).status_code == 200
@@ -92,7 +92,7 @@ async def test_without_the_list_nothing_is_answered(monkeypatch, at_once):
         assert (await client.get("/healthz")).status_code == 200
 
 
-async def test_a_claim_that_waits_and_a_stream_end_with_the_token(at_once):
+async def test_a_waiting_claim_and_a_stream_end_with_their_token(at_once):
     async with serving("memory:waits") as service:
         worker, owner = await service.bare(signed(jti="j")), await service.client()
         claim = asyncio.create_task(worker.post("/v1/claims", json={"queues": ["default"], "wait_s": 60}))

@@ -40,7 +40,7 @@ def well_formed(text):
 
 
 @given(values, st.sampled_from([None, 1]), st.booleans())
-def test_a_text_is_judged_like_the_value_it_is(value, indent, ascii_only):
+def test_json_text_is_judged_like_its_value(value, indent, ascii_only):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode(errors="surrogatepass")
     if well_formed(text) and scan_ready(text):
         try:
@@ -52,7 +52,7 @@ def test_a_text_is_judged_like_the_value_it_is(value, indent, ascii_only):
 
 
 def scan_ready(text):
-    """What `bodies` has seen to before."""
+    """Checks that `bodies` has made before."""
     try:
         text.decode()
     except UnicodeDecodeError:
@@ -61,7 +61,7 @@ def scan_ready(text):
 
 
 @given(values)
-def test_msgpack_is_judged_like_the_value_it_is(value):
+def test_msgpack_bytes_are_judged_like_their_value(value):
     try:
         data = msgspec.msgpack.encode(value)
     except (OverflowError, UnicodeEncodeError):
@@ -75,7 +75,7 @@ def test_msgpack_is_judged_like_the_value_it_is(value):
 
 
 @given(st.binary(max_size=40))
-def test_bytes_that_are_no_msgpack_are_refused_and_all_others_are_not(data):
+def test_only_bytes_that_are_not_msgpack_are_refused(data):
     try:
         value = codec.decode(data, "msgpack")
         codec.check_value(value)
@@ -97,7 +97,7 @@ def test_bytes_that_are_no_msgpack_are_refused_and_all_others_are_not(data):
         (b"[" + b"7" * 2000 + b"]", "$[0]", "digits"),
     ],
 )
-def test_a_fault_in_a_text_has_its_place(text, path, reason):
+def test_an_error_in_a_json_text_names_its_path(text, path, reason):
     error = found(scan.json_text(text))
     assert isinstance(error, InvalidPayload)
     assert error.path.startswith(path)
@@ -107,7 +107,7 @@ def test_a_fault_in_a_text_has_its_place(text, path, reason):
 @pytest.mark.parametrize(
     "text", [b'{"a":1,"a":2}', b'[{"b":{"a":1, "\\u0061" : 2}}]', b'{"a":{},"b":[{"c":1,"c":1}]}'],
 )  # fmt: skip
-def test_a_key_that_stands_twice_is_refused(text):
+def test_a_duplicate_key_is_refused(text):
     assert isinstance(found(scan.json_text(text)), Refusal)
     assert isinstance(found(scan.json_text(text, rule=False)), Refusal)
 
@@ -115,13 +115,13 @@ def test_a_key_that_stands_twice_is_refused(text):
 @pytest.mark.parametrize(
     "data", [b"\x82\xa1a\x01\xa1a\x02", b"\x82\xa1a\x01\xd9\x01a\x02", b"\x91\x82\x01\x01\xcc\x01\x02"]
 )
-def test_a_key_that_twice_in_a_map_is_an_invalid_payload(data):
+def test_a_duplicate_key_of_a_msgpack_map_is_an_invalid_payload(data):
     error = found(scan.msgpack(data))
     assert isinstance(error, InvalidPayload)
     assert "duplicate" in str(error)
 
 
-def test_a_value_that_was_checked_before_is_passed_by():
+def test_a_value_that_was_checked_before_is_skipped():
     inner = b"[" * 200 + b"]" * 200
     text = b'{"payload": %s, "id": "x"}' % inner
     assert found(scan.json_text(text, past=inner)) is None

@@ -55,7 +55,7 @@ async def test_a_schedule_is_put_shown_listed_and_removed(client, tenant):
         assert problem(answer, 404, "job_not_found")["detail"] == "no schedule 'nightly'"
 
 
-async def test_the_same_again_changes_nothing_and_another_takes_its_place(client):
+async def test_putting_the_same_schedule_changes_nothing_and_another_replaces_it(client):
     first = (await client.put(PATH, json=NIGHTLY)).json()
     again = (await client.put(PATH, json=NIGHTLY)).json()
     assert again["next_at"] == first["next_at"]
@@ -65,14 +65,14 @@ async def test_the_same_again_changes_nothing_and_another_takes_its_place(client
     assert (other["every_s"], other["queue"], "cron" in other) == (60, "default", False)
 
 
-async def test_what_a_schedule_says_is_not_for_readers(service, client, tenant):
+async def test_a_token_to_read_sees_no_schedules(service, client, tenant):
     await client.put(PATH, json=NIGHTLY)
     reader = await service.client(tenant, ("read",))
     for path in ("jobs/nightly", "jobs/nightly/result", "jobs/nightly/events", "jobs"):
         problem(await reader.get(f"/v1/queues/{SCHEDULES}/{path}"), 403, "scope_missing")
 
 
-async def test_the_service_ticks(service, client):
+async def test_the_service_fires_schedules(service, client):
     await client.put("/v1/schedules/often", json={"every_s": 60, "payload": "tick"})
     upkeep = asyncio.create_task(Maintenance(service.context.store).run())
     try:
@@ -102,18 +102,18 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-async def test_what_is_no_schedule_is_refused_and_nothing_is_kept(client, case):
+async def test_an_invalid_schedule_is_refused_and_not_stored(client, case):
     body, status, code = BAD[case]
     problem(await client.put(PATH, json=body), status, code)
     assert (await client.get("/v1/schedules")).json()["schedules"] == []
 
 
-async def test_a_name_that_is_none_is_refused(client):
+async def test_an_invalid_name_is_refused(client):
     for name in ("a%00b", "n" * 171, "a%0Ab"):
         problem(await client.put(f"/v1/schedules/{name}", json={"every_s": 60}), 400, "invalid_name")
 
 
-async def test_a_full_tenant_is_told(service, client, tenant):
+async def test_a_tenant_at_its_quota_gets_an_error_for_a_new_schedule(service, client, tenant):
     await Queue(store=service.context.store, tenant=tenant).set_tenant(max_waiting=0)
     answer = await client.put(PATH, json=NIGHTLY)
     problem(answer, 429, "quota_exceeded")
@@ -121,8 +121,8 @@ async def test_a_full_tenant_is_told(service, client, tenant):
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_a_schedule_of_another_answers_byte_for_byte_like_none(service, client, method):
-    """[TENANT-2] And stays as it is."""
+async def test_another_tenants_schedule_answers_byte_for_byte_like_a_missing_one(service, client, method):
+    """[TENANT-2] And it does not change."""
     await client.put(PATH, json=NIGHTLY)
     stranger = await service.client(f"stranger-{method.lower()}")
     more = {"json": NIGHTLY} if method == "PUT" else {}
@@ -144,7 +144,7 @@ async def test_only_operators_may(service, tenant):
         problem(await reader.request(route.method, route.path.format(name="x"), **more), 403, "scope_missing")
 
 
-async def test_a_token_for_some_queues_is_good_for_schedules_of_those(service, client, tenant):
+async def test_a_token_for_some_queues_is_valid_for_schedules_of_those(service, client, tenant):
     await client.put(PATH, json=NIGHTLY)
     other = await service.client(tenant, queues=["other"])
     assert (await other.get("/v1/schedules")).json()["schedules"] == []
@@ -160,8 +160,8 @@ async def test_a_token_for_some_queues_is_good_for_schedules_of_those(service, c
     assert (await client.get(PATH)).json()["payload"] == {"n": 1}
 
 
-async def test_a_token_for_some_queues_cannot_tell_a_schedule_of_another_queue_from_none(service, client, tenant):
-    """Byte for byte; nor can it try names until one is taken."""
+async def test_a_token_for_some_queues_cannot_tell_another_queues_schedule_from_a_missing_one(service, client, tenant):
+    """Byte for byte. Nor can the token find names by trying them."""
     await client.put(PATH, json=NIGHTLY)
     other = await service.client(tenant, queues=["other", "othe"])
     for method, more in (("GET", {}), ("DELETE", {}), ("PUT", {"json": {"every_s": 60, "queue": "other"}})):
@@ -193,8 +193,8 @@ async def test_the_pages_of_a_token_for_some_queues_do_not_count_other_schedules
     assert len((await client.get("/v1/schedules", params={"limit": 12})).json()["schedules"]) == 12
 
 
-async def test_what_a_token_for_some_queues_asks_of_schedules_takes_even_times(service, client, tenant, monkeypatch):
-    """However long the store took: the answer waits for the next multiple."""
+async def test_answers_about_schedules_to_a_token_for_some_queues_take_even_times(service, client, tenant, monkeypatch):
+    """Whatever time the store needed, the answer waits for the next multiple."""
     slept = []
 
     async def sleep(duration_s):
@@ -210,7 +210,7 @@ async def test_what_a_token_for_some_queues_asks_of_schedules_takes_even_times(s
 
 
 def _calls(queue, proof=""):
-    """Every call that would change something in a queue, and what it says."""
+    """Every call that would change a reserved queue, and its answer."""
     lot = {"queue": queue, "id": "nightly", "token": proof}
     path = f"/v1/queues/{queue}"
     return {

@@ -14,7 +14,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Lines(logging.Handler):
-    """Keeps what is logged, as JSON text."""
+    """Collects the log, as JSON text."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ async def test_a_request_is_one_line_with_its_tenant_and_no_secret(lines):
         assert secret not in everything
 
 
-async def test_a_trace_goes_in_with_a_job_and_comes_out_with_its_claim(lines, monkeypatch):
+async def test_the_trace_of_an_enqueue_is_in_its_claim(lines, monkeypatch):
     monkeypatch.setattr(tracing, "active", lambda: False)  # Another test of this process may have set up a provider.
     async with serving("memory:trace") as service:
         client = await service.client()
@@ -75,7 +75,7 @@ async def test_a_trace_goes_in_with_a_job_and_comes_out_with_its_claim(lines, mo
     assert lines.requests[0]["trace_id"] == PARENT[3:35]
 
 
-async def test_metrics_count_requests_by_the_route_and_not_by_the_path():
+async def test_metrics_count_requests_by_route_not_by_path():
     http_metrics.enable()
     async with serving("memory:metrics") as service:
         client = await service.client("shy")
@@ -91,7 +91,7 @@ async def test_metrics_count_requests_by_the_route_and_not_by_the_path():
     assert "private" not in text
 
 
-async def test_what_goes_wrong_inside_is_logged_and_not_told(lines, monkeypatch):
+async def test_an_internal_error_is_logged_and_not_shown_to_the_client(lines, monkeypatch):
     async with serving("memory:wrong") as service:
         client = await service.client()
 

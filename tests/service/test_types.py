@@ -34,7 +34,7 @@ def charge(path: str) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, service):
-    """Nothing is remembered from one test to the next, or from one look to the next."""
+    """Nothing is cached from one test to the next, or from one read to the next."""
     monkeypatch.setattr(types, "FRESH_S", 0.0)
     monkeypatch.setattr(service.context.types, "_read_at", 0.0)
 
@@ -63,7 +63,7 @@ async def command(*arguments, **environment):
 
 @asynccontextmanager
 async def said(url, tenant, *types, queues=("bills",), worker_id="w"):
-    """A worker that says what it runs, and lives until the end."""
+    """A worker that reports its types, until the end of the block."""
     store = await open_store(url)
     worker = WorkerInfo(f"{worker_id}-{tenant}", tenant, "host", 1, queues, 1, 0, types=types)
     await store.beat(worker, DAY)
@@ -72,7 +72,7 @@ async def said(url, tenant, *types, queues=("bills",), worker_id="w"):
     await store.close()
 
 
-async def test_a_job_for_one_attempt_is_run_once_though_it_comes_from_the_command(url, service, tenant, tmp_path):
+async def test_a_job_type_with_one_attempt_runs_once_when_the_command_enqueues_it(url, service, tenant, tmp_path):
     (tmp_path / "shop.py").write_text(SHOP)
     ran = tmp_path / "ran"
     payload = json.dumps({"path": str(ran)})
@@ -96,7 +96,7 @@ async def test_a_job_for_one_attempt_is_run_once_though_it_comes_from_the_comman
             assert ran.read_text() == number * "ran\n"
 
 
-async def test_what_the_producer_says_wins_and_the_rest_is_as_the_newest_worker_says(url, client, tenant):
+async def test_the_producers_options_win_and_the_newest_worker_sets_the_rest(url, client, tenant):
     old = TypeInfo("charge", "elsewhere", 2)
     new = TypeInfo("charge", "bills", 7, Backoff(1000, 3.0, 9000, "none"), 2500, 8, 60_000)
     async with said(url, tenant, old, worker_id="z") as store:
@@ -115,7 +115,7 @@ async def test_what_the_producer_says_wins_and_the_rest_is_as_the_newest_worker_
             assert (found.envelope.timeout_ms, found.envelope.backoff) == (1000, new.backoff)
 
 
-async def test_a_job_that_no_live_worker_would_run_is_taken_with_a_warning(url, service, client, tenant):
+async def test_a_job_that_no_live_worker_runs_is_accepted_with_a_warning(url, service, client, tenant):
     answer = await client.enqueue(type="charge")
     assert answer["warnings"] == ["no live worker serves the queue 'default': the job waits until one does"]
     async with said(url, tenant, TypeInfo("charge", "bills")):
@@ -135,7 +135,7 @@ async def test_a_job_that_no_live_worker_would_run_is_taken_with_a_warning(url, 
             assert "warnings" not in await client.enqueue(type="refund", queue="bills")
 
 
-async def test_a_tenant_learns_nothing_of_workers_that_do_not_serve_it(url, service, client, tenant):
+async def test_a_tenant_sees_no_workers_that_do_not_serve_it(url, service, client, tenant):
     other = f"other-{tenant}"
     secret = TypeInfo("secret", "hidden", 9)
     async with said(url, other, secret, queues=("hidden",)) as store:
@@ -154,7 +154,7 @@ async def test_a_tenant_learns_nothing_of_workers_that_do_not_serve_it(url, serv
         assert [worker.types for worker in await store.workers(other)] == [(secret,)]
 
 
-async def test_a_worker_over_http_says_what_it_runs(service, tenant):
+async def test_a_worker_over_http_reports_its_job_types(service, tenant):
     @job(name="over-http", queue="bills", max_attempts=2, timeout=5, retry=RetryPolicy(factor=3.0))
     async def charge() -> None: ...
 
@@ -169,7 +169,7 @@ async def test_a_worker_over_http_says_what_it_runs(service, tenant):
         assert not (await known_types(queue.store, tenant)).types
 
 
-async def test_an_enqueue_does_not_ask_the_store_each_time(service, client, monkeypatch):
+async def test_enqueues_share_one_read_of_the_job_types(service, client, monkeypatch):
     monkeypatch.setattr(types, "FRESH_S", 60.0)
     store, asked = service.context.store, []
     workers = store.workers
@@ -186,7 +186,7 @@ async def test_an_enqueue_does_not_ask_the_store_each_time(service, client, monk
 
 
 async def test_types_come_in_pages(service, client, tenant):
-    """Each once, however small the pages; a cursor of anything else is refused."""
+    """Each once, with any size of pages; another list's cursor is refused."""
     for number in range(3):
         said = {"worker_id": f"w{number}", "queues": [f"q{number}"]}
         said["types"] = [{"name": f"t{number}.{n}"} for n in range(4)]
@@ -206,8 +206,8 @@ async def test_types_come_in_pages(service, client, tenant):
     assert (len(known.types), sorted(known.queues)) == (12, ["q0", "q1", "q2"])
 
 
-async def test_a_tenant_has_so_many_workers(service, client, tenant):
-    """Beyond that a beat is refused; the others stay, and one that signs off makes room. [TENANT-5]"""
+async def test_the_workers_of_a_tenant_are_limited(service, client, tenant):
+    """Over the limit a beat is refused; the others stay, and one that signs off makes room. [TENANT-5]"""
     await service.context.store.set_tenant(tenant, TenantSettings(None, budgets=Budgets(max_workers=3, max_types=10)))
 
     async def beat(name, **more):

@@ -62,7 +62,7 @@ async def proxy(server):
 
 @pytest.fixture
 def far_url(proxy, server, url):
-    """The same place as `url`, behind the proxy, with timeouts of a second."""
+    """The same store as `url`, behind the proxy, with timeouts of a second."""
     return url.replace(f":{server.port}/", f":{proxy.port}/") + "&timeout_s=1&connect_timeout_s=1"
 
 

@@ -15,7 +15,7 @@ LEASE_S = 60
 
 
 def waiting(offers, count):
-    """Wait until so many workers have offered to take jobs."""
+    """Wait until this many workers have registered for jobs."""
     return eventually(offers, lambda found: found == count)
 
 
@@ -64,7 +64,7 @@ async def working(source, *jobs, **options):
 
 @contextlib.asynccontextmanager
 async def place(store, offers, *, queues=("mail",), limit=2):
-    """A worker's place, with its offer, and the jobs that were delivered."""
+    """A worker's inbox, with its registration, and the jobs that were handed off."""
     came = []
     post = store.open_inbox(lambda claimed, sent: came.extend(claimed.jobs))
     try:

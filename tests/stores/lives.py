@@ -118,7 +118,7 @@ class Actor:
         await self.store.cancel([Cancel(key, only_waiting=self.random.random() < 0.3) for key in self.some()])
 
     async def race(self) -> None:
-        """A cancel beside the enqueue of the same id."""
+        """A cancel concurrent with the enqueue of the same id."""
         key = JobKey(TENANT, RACES, next(self._races))
         queued, canceled = await asyncio.gather(
             self.store.enqueue([self.new(key, result_ttl_ms=86_400_000)]),

@@ -22,7 +22,7 @@ def scripts(server) -> int:
     return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines if line.startswith("cmdstat_evalsha:"))
 
 
-def test_an_enqueue_within_its_budgets_runs_the_script_that_it_runs_without():
+def test_an_enqueue_within_its_budgets_runs_the_same_script_as_without_budgets():
     """One script for each single job, one for a batch: with budgets of its own and without. [TENANT-5]"""
 
     async def count(server, **budgets):
@@ -89,7 +89,7 @@ async def test_usage_is_read_in_the_background_and_then_judged(url, monkeypatch)
                 await store.close()
 
 
-async def test_a_store_that_cannot_count_takes_jobs_all_the_same(url, monkeypatch):
+async def test_a_store_that_cannot_count_still_accepts_jobs(url, monkeypatch):
     """What was known stays in force. [TENANT-5]"""
 
     async def fail(self, tenant):
@@ -103,7 +103,7 @@ async def test_a_store_that_cannot_count_takes_jobs_all_the_same(url, monkeypatc
             assert (await queue.enqueue({})).status == "queued"
 
 
-async def test_schedules_that_come_and_go_stay_within_the_budget_of_bytes():
+async def test_short_lived_schedules_stay_within_the_budget_of_bytes():
     """A removed one is kept for a day, with its payload. [TENANT-5]"""
     async with Queue(f"memory:{uuid.uuid4().hex}", tenant="acme") as queue:
         await queue.set_tenant(budgets=Budgets(max_bytes=250_000))

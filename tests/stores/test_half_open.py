@@ -19,7 +19,7 @@ from holdfast.core.job import JobState
 from holdfast.opening import open_store
 from holdfast.queue.claims import POLL_S, Claimer
 from holdfast.queue.waiting import FALLBACK_S
-from holdfast.worker import Worker
+from holdfast.worker import Worker, health, heartbeat
 from tests.chaos.workers import AT_ONCE
 from tests.eventually import eventually
 from tests.stores.load import claim_one, complete, key, kinds, new, running, wish
@@ -37,7 +37,7 @@ async def work(n: int) -> int:
 
 @contextlib.asynccontextmanager
 async def working(url):
-    """A worker at the other end of the line, idle and listening; it tells of its troubles.
+    """A worker at the other end of the proxy, idle and listening; it reports errors of the store.
 
     Its leases are short: a claim that is under way when the line freezes is lost and costs one.
     """
@@ -52,7 +52,7 @@ async def working(url):
 @pytest.fixture
 def at_rest(proxy, backend):
     async def at_rest(what):
-        """Wait until the store behind the proxy listens, and nothing more comes from there."""
+        """Wait until the store behind the proxy listens and receives nothing more."""
         await eventually(lambda: backend.listens(what))
         counts, since = None, time.monotonic()
         while time.monotonic() < since + 0.2:
@@ -75,7 +75,7 @@ async def queue(url):
         yield queue
 
 
-async def test_an_idle_worker_finds_another_line(proxy, far_url, queue, at_rest):
+async def test_an_idle_worker_opens_another_connection(proxy, far_url, queue, at_rest):
     """Its old connections are dead, new ones would work: it must notice by itself."""
     async with working(far_url):
         await run_one(queue, 1)
@@ -86,7 +86,7 @@ async def test_an_idle_worker_finds_another_line(proxy, far_url, queue, at_rest)
         proxy.thaw()
 
 
-async def test_an_idle_worker_goes_on_when_the_line_thaws(proxy, far_url, queue, at_rest):
+async def test_an_idle_worker_continues_when_the_connection_does(proxy, far_url, queue, at_rest):
     async with working(far_url):
         await run_one(queue, 1)
         await at_rest("ready")
@@ -101,7 +101,7 @@ async def test_an_idle_worker_goes_on_when_the_line_thaws(proxy, far_url, queue,
 
 
 @pytest.mark.parametrize("kind", ["valkey"])  # On PostgreSQL the same takes ten seconds.
-async def test_a_worker_that_ends_on_a_dead_line_leaves_nothing_open(proxy, far_url, queue, at_rest):
+async def test_a_worker_that_ends_on_a_dead_connection_leaves_nothing_open(proxy, far_url, queue, at_rest):
     async with working(far_url):
         await run_one(queue, 1)
         await at_rest("ready")
@@ -112,7 +112,7 @@ async def test_a_worker_that_ends_on_a_dead_line_leaves_nothing_open(proxy, far_
     gc.collect()
 
 
-async def test_a_busy_worker_goes_on_after_a_freeze(proxy, far_url, queue, store, judge):
+async def test_a_busy_worker_continues_after_a_freeze(proxy, far_url, queue, store, judge):
     async with working(far_url) as troubles:
         tickets = await queue.enqueue_many([work.message(n) for n in range(500)])
         await eventually(lambda: proxy.counts.requests > 5)
@@ -125,8 +125,8 @@ async def test_a_busy_worker_goes_on_after_a_freeze(proxy, far_url, queue, store
     await judge(store)
 
 
-async def test_a_waiter_hears_of_a_result_on_another_line(proxy, far_url, store, at_rest):
-    """`queue.result` waits at a dead line; the job ends by other hands."""
+async def test_a_waiter_gets_a_result_over_another_connection(proxy, far_url, store, at_rest):
+    """`queue.result` waits on a dead connection; another handle ends the job."""
     await store.enqueue([new("x", queue="default")])
     async with Queue(far_url, tenant="acme") as far_queue:
         waiting = asyncio.create_task(far_queue.result("x", timeout=20))
@@ -136,7 +136,7 @@ async def test_a_waiter_hears_of_a_result_on_another_line(proxy, far_url, store,
         assert await asyncio.wait_for(waiting, SOON_S) == 7
 
 
-async def test_a_waiter_hears_of_a_result_when_the_line_thaws(proxy, far_url, store, at_rest):
+async def test_a_waiter_gets_a_result_when_the_connection_continues(proxy, far_url, store, at_rest):
     await store.enqueue([new("x", queue="default")])
     async with Queue(far_url, tenant="acme") as far_queue:
         waiting = asyncio.create_task(far_queue.result("x", timeout=20))
@@ -151,7 +151,7 @@ async def test_a_waiter_hears_of_a_result_when_the_line_thaws(proxy, far_url, st
 
 
 @pytest.mark.parametrize("kind", ["valkey"])  # On PostgreSQL the claim may fail, once.
-async def test_a_claim_that_waits_gets_the_job_on_another_line(proxy, far, store, at_rest):
+async def test_a_waiting_claim_gets_a_job_over_another_connection(proxy, far, store, at_rest):
     claimer = Claimer(far)
     claimer.start()
     try:
@@ -165,8 +165,8 @@ async def test_a_claim_that_waits_gets_the_job_on_another_line(proxy, far, store
         claimer.close()
 
 
-async def test_a_listener_that_is_cut_off_is_told_to_look_and_hears_again(proxy, far, store, at_rest):
-    """Hints that were lost with the line are made up for: when it is back, everybody looks."""
+async def test_a_disconnected_listener_is_notified_and_connected_again(proxy, far, store, at_rest):
+    """Hints lost with the connection are replaced: when it is back, every listener is notified."""
     claimer = Claimer(far)
     claimer.start()
     try:
@@ -186,7 +186,7 @@ async def test_a_listener_that_is_cut_off_is_told_to_look_and_hears_again(proxy,
         claimer.close()
 
 
-async def test_a_call_on_a_dead_line_fails_in_time_and_the_next_goes_through(proxy, far, store):
+async def test_a_call_on_a_dead_connection_fails_in_time_and_the_next_succeeds(proxy, far, store):
     await far.enqueue([new("before")])
     proxy.freeze(new=False)
     try:
@@ -200,7 +200,7 @@ async def test_a_call_on_a_dead_line_fails_in_time_and_the_next_goes_through(pro
     assert await kinds(store, key("y")) == ["enqueued"]
 
 
-async def test_many_dead_lines_cost_one_trouble_and_not_one_each(proxy, far, store):
+async def test_many_dead_connections_fail_one_call_and_not_one_each(proxy, far, store):
     """A pool full of connections that all died at once."""
     await asyncio.gather(*(far.enqueue([new(f"before-{n}")]) for n in range(50)))
     assert proxy.open_connections > 3
@@ -214,8 +214,8 @@ async def test_many_dead_lines_cost_one_trouble_and_not_one_each(proxy, far, sto
     assert failed <= 1
 
 
-async def test_what_comes_late_after_a_thaw_is_no_second_job(proxy, far, store):
-    """The request was on its way when the line froze, the caller gave up and came again; now both arrive."""
+async def test_a_late_message_after_a_freeze_makes_no_second_job(proxy, far, store):
+    """The request was in flight when the connection froze, and the caller sent it again; now both arrive."""
     await far.enqueue([new("before")])
     proxy.freeze()
     item = new("x")
@@ -227,7 +227,7 @@ async def test_what_comes_late_after_a_thaw_is_no_second_job(proxy, far, store):
     assert await kinds(store, key("x")) == ["enqueued"]
 
 
-async def test_a_frozen_server_is_survived(backend, judge):
+async def test_workers_survive_a_frozen_server(backend, judge):
     """SIGSTOP: it accepts connections and answers nothing."""
     with backend.new_server() as server:
         url = server.url(timeout_s=1, connect_timeout_s=1)
@@ -243,7 +243,21 @@ async def test_a_frozen_server_is_survived(backend, judge):
             await judge(queue.store)
 
 
-async def test_opening_on_a_dead_line_fails_in_time(proxy, far_url):
+async def test_a_worker_on_a_dead_connection_does_not_live_until_it_thaws(proxy, far_url, monkeypatch):
+    """New connections are dead too, so that nothing can be reached. `STORE_S` is 25 s otherwise."""
+    monkeypatch.setattr(health, "STORE_S", 3.0)
+    monkeypatch.setattr(heartbeat, "BEAT_EVERY_S", 0.5)
+    async with Queue(far_url, tenant="acme") as queue:
+        worker = Worker(queue, jobs=[work])
+        async with running(worker):
+            await eventually(lambda: worker.health.why_not_ready() == "")
+            proxy.freeze()
+            await eventually(lambda: worker.health.why_not_live().startswith("the store has not answered"))
+            proxy.thaw()
+            await eventually(lambda: worker.health.why_not_ready() == "")
+
+
+async def test_opening_on_a_dead_connection_fails_in_time(proxy, far_url):
     proxy.freeze()
     with pytest.raises(StoreUnavailable):
         await asyncio.wait_for(open_store(far_url), SOON_S)

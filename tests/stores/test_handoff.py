@@ -37,7 +37,7 @@ async def queue(url):
 # Processes ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_frozen_worker_delays_what_it_offered_to_take_and_no_more(zygote, queue, url, log, offers):
+async def test_a_frozen_worker_delays_no_more_jobs_than_it_registered_for(zygote, queue, url, log, offers):
     frozen = await zygote.start(url, log=log, concurrency=2, lease_s=LEASE_S)
     await waiting(offers, 1)
     os.kill(frozen, signal.SIGSTOP)
@@ -60,7 +60,7 @@ async def test_a_frozen_worker_delays_what_it_offered_to_take_and_no_more(zygote
     assert [jobs[id_].attempts for id_ in ids] == [2, 2, 1, 1, 1]
 
 
-async def test_what_a_killed_worker_offered_is_taken_by_another(zygote, queue, url, log, offers, heard):
+async def test_jobs_for_a_killed_worker_are_run_by_another(zygote, queue, url, log, offers, heard):
     pids = [await zygote.start(url, log=log, concurrency=4, lease_s=LEASE_S) for _ in range(3)]
     await waiting(offers, 3)
     for pid in pids[:2]:
@@ -76,7 +76,7 @@ async def test_what_a_killed_worker_offered_is_taken_by_another(zygote, queue, u
     assert {pid for *_, pid in notes(log, "effect")} == {pids[2]}
 
 
-async def test_after_the_last_worker_was_killed_jobs_wait_for_the_next(zygote, queue, url, log, offers, heard):
+async def test_jobs_wait_for_the_next_worker_after_the_last_was_killed(zygote, queue, url, log, offers, heard):
     first = await zygote.start(url, log=log, concurrency=4, lease_s=LEASE_S)
     await waiting(offers, 1)
     os.kill(first, signal.SIGKILL)
@@ -120,7 +120,7 @@ async def test_a_short_job_does_not_wait_behind_a_long_one_while_another_worker_
 # The line -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_line_that_was_cut_costs_no_job_that_comes_afterwards(proxy, far_url, queue, offers, store, judge):
+async def test_a_lost_connection_loses_no_later_job(proxy, far_url, queue, offers, store, judge):
     runs = Runs()
     async with working(far_url, runs.job):
         for n in range(5):
@@ -143,9 +143,7 @@ async def test_a_line_that_was_cut_costs_no_job_that_comes_afterwards(proxy, far
     assert all(runs.all.count(found.id) <= found.attempts for found in jobs.values())
 
 
-async def test_a_job_that_was_sent_and_did_not_arrive_costs_no_attempt(
-    proxy, far_url, queue, offers, heard, store, judge
-):
+async def test_a_job_that_did_not_arrive_costs_no_attempt(proxy, far_url, queue, offers, heard, store, judge):
     """The worker lives and connects again: it learns what was sent, and releases what never came. [RETRY-2]"""
     runs = Runs()
     async with working(far_url, runs.job):
@@ -168,7 +166,7 @@ async def test_a_job_that_was_sent_and_did_not_arrive_costs_no_attempt(
 
 
 @pytest.mark.parametrize("how", ["kill", "cut"])
-async def test_nothing_is_lost_when_lines_are_cut_under_load(proxy, hang_up, far_url, queue, store, judge, how):
+async def test_no_job_is_lost_when_connections_are_cut_under_load(proxy, hang_up, far_url, queue, store, judge, how):
     runs = Runs()
     done = asyncio.Event()
     cuts = 0
@@ -200,7 +198,7 @@ async def test_nothing_is_lost_when_lines_are_cut_under_load(proxy, hang_up, far
 # The end of a worker ------------------------------------------------------------------------------------------
 
 
-async def test_workers_that_come_and_go_under_a_stream_waste_no_attempt(url, queue, store, judge):
+async def test_workers_that_start_and_stop_under_load_waste_no_attempt(url, queue, store, judge):
     """What came too late to be started is given back, and its attempt with it. [RETRY-5]"""
     runs = Runs(0.003)
     done = asyncio.Event()
@@ -229,7 +227,7 @@ async def test_workers_that_come_and_go_under_a_stream_waste_no_attempt(url, que
     assert "expired" not in kinds
 
 
-async def test_processes_that_end_under_a_stream_waste_no_attempt(zygote, queue, url, log, store):
+async def test_processes_that_end_under_load_waste_no_attempt(zygote, queue, url, log, store):
     producer = await zygote.start(url, role="produce", name="p", log=log)
     for _ in range(4):
         pid = await zygote.start(url, log=log, concurrency=2, lease_s=LEASE_S)
@@ -249,7 +247,7 @@ async def test_processes_that_end_under_a_stream_waste_no_attempt(zygote, queue,
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
-async def test_a_worker_that_ended_is_sent_nothing_though_its_store_is_open(queue, offers, heard, how):
+async def test_a_worker_that_ended_gets_no_jobs_while_its_store_is_open(queue, offers, heard, how):
     """Also one that had to end at once."""
     runs = Runs()
     async with working(queue, runs.job) as running:
@@ -269,8 +267,8 @@ async def test_a_worker_that_ended_is_sent_nothing_though_its_store_is_open(queu
 # One place ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_place_does_not_wait_for_what_has_come(store, url, offers, monkeypatch):
-    """Jobs that were on their way when it began to leave are waited for once."""
+async def test_closing_an_inbox_does_not_wait_for_jobs_that_arrived(store, url, offers, monkeypatch):
+    """It waits once for jobs that were in flight when it began to close."""
     for module in (redis_offers, postgres_offers):
         monkeypatch.setattr(module, "IN_FLIGHT_S", 10 * SOON_S)
 
@@ -290,8 +288,8 @@ async def test_a_place_does_not_wait_for_what_has_come(store, url, offers, monke
         assert [found.id for found in came] == [f"{n}" for n in range(6)]
 
 
-async def test_a_place_that_could_not_leave_in_order_is_heard_no_more(proxy, far, store, offers, heard):
-    """Whoever is in a hurry does not wait for the answer."""
+async def test_an_inbox_that_could_not_close_properly_gets_no_more_jobs(proxy, far, store, offers, heard):
+    """A worker that stops at once does not wait for the answer."""
     async with place(far, offers) as (post, came):
         assert await heard() == 1
         proxy.freeze()

@@ -19,7 +19,7 @@ def kind(request):
     return request.param
 
 
-async def test_answers_and_events_agree_whatever_happens_at_once(plain_url):
+async def test_answers_and_events_agree_under_concurrent_calls(plain_url):
     stores = [await open_store(plain_url) for _ in range(2)]
     actors, events = [], []
     while not {event.kind for event in events} >= KINDS:  # A slow machine may need more than one round.

@@ -120,7 +120,7 @@ def cuts(request, proxy, far, line):
 
 @pytest.mark.parametrize("with_key", [False, True])
 @pytest.mark.parametrize("many", [False, True])
-async def test_an_enqueue_is_queued_once_and_says_so(cuts, far, store, judge, line, many, with_key):
+async def test_an_enqueue_with_a_lost_reply_is_queued_once(cuts, far, store, judge, line, many, with_key):
     count = line.many if many else 1
 
     async def prepare(n):
@@ -154,7 +154,7 @@ OUTCOMES = {
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-async def test_an_acknowledgement_is_accepted_once_and_says_so(cuts, far, store, judge, outcome):
+async def test_an_acknowledgement_with_a_lost_reply_is_accepted_once(cuts, far, store, judge, outcome):
     state, kind = OUTCOMES[outcome]
     error = BOOM if outcome in ("fail", "retry") else None
 
@@ -265,7 +265,7 @@ async def test_a_result_gets_its_time(cuts, far, store):
     await cuts.each(lambda n: finished(store, n), lambda key_: far.set_result_ttl([SetResultTtl(key_, 5000)]), check)
 
 
-async def test_a_pause_and_settings_hold(cuts, far, store):
+async def test_a_pause_and_settings_with_a_lost_reply_take_effect(cuts, far, store):
     async def prepare(n):
         await store.enqueue([new(f"{n}", queue=f"q{n}")])
         return f"q{n}"
@@ -289,7 +289,7 @@ async def test_a_pause_and_settings_hold(cuts, far, store):
     await cuts.each(prepare, lambda queue: far.set_tenant("acme", TenantSettings(queue, 3.0, 7)), are_set)
 
 
-async def test_reaping_goes_on(cuts, far, store, judge):
+async def test_reaping_continues_after_a_lost_reply(cuts, far, store, judge):
     async def prepare(n):
         await store.enqueue([new(f"{n}-{m}", queue=f"q{n}") for m in range(5)])
         held = (await store.claim(wish(5, queues=(f"q{n}",)))).jobs
@@ -304,7 +304,7 @@ async def test_reaping_goes_on(cuts, far, store, judge):
     await judge(store)
 
 
-async def test_pruning_goes_on(cuts, far, store):
+async def test_pruning_continues_after_a_lost_reply(cuts, far, store):
     async def prepare(n):
         canceled = [key(f"canceled-{n}-{m}") for m in range(5)]
         await store.enqueue([new(key_.id) for key_ in canceled])
@@ -324,8 +324,8 @@ async def test_pruning_goes_on(cuts, far, store):
     await cuts.each(prepare, lambda _: far.prune(10), check)
 
 
-async def test_a_lost_claim_costs_a_lease_and_never_a_job(proxy, far, store, judge, line):
-    """Cut at each round trip: either nothing was leased, or all is, and comes back after the lease."""
+async def test_a_lost_claim_costs_a_lease_but_never_a_job(proxy, far, store, judge, line):
+    """Cut at each round trip: either no job was leased, or all are, and are claimable again after the lease."""
     lost = 0
     for n in range(1, MOST):
         queue, ids = f"q{n}", [f"{m}" for m in range(10)]
@@ -363,7 +363,7 @@ async def test_a_lost_claim_costs_a_lease_and_never_a_job(proxy, far, store, jud
     await judge(store)
 
 
-async def test_an_enqueue_through_a_queue_needs_no_help(proxy, far_url, store, line):
+async def test_a_queue_repeats_an_enqueue_with_a_lost_reply(proxy, far_url, store, line):
     async with Queue(far_url, tenant="acme") as queue:
         for n in range(1, 6):
             proxy.cut_replies(line.meant, after=n)
@@ -374,10 +374,8 @@ async def test_an_enqueue_through_a_queue_needs_no_help(proxy, far_url, store, l
     assert stats.counts[JobState.READY] == 5 * 51
 
 
-async def test_under_load_with_cuts_at_random_nothing_is_lost_and_nothing_doubled(
-    zygote, proxy, far_url, store, judge, line, log
-):
-    """Producers and workers in processes of their own, who lose one reply after the other."""
+async def test_random_cuts_under_load_lose_and_duplicate_no_job(zygote, proxy, far_url, store, judge, line, log):
+    """Producers and workers in processes of their own, which lose one reply after the other."""
     chance = seeded()
     url = far_url.removesuffix("&connect_timeout_s=1")
     producers = [await zygote.start(url, role="produce", log=log, name=f"p{n}") for n in range(2)]
@@ -403,7 +401,7 @@ async def test_under_load_with_cuts_at_random_nothing_is_lost_and_nothing_double
     assert all((job.id, job.token) in effects for job in jobs.values())
 
 
-async def test_every_call_may_be_cut_anywhere(proxy, far, store, judge, line):
+async def test_every_call_survives_a_cut_anywhere(proxy, far, store, judge, line):
     """A random walk over all the calls of one handle with cuts in between: its answers stay true to the log."""
     chance = seeded()
     proxy.cut_replies(when=lambda _: chance.random() < 0.1, times=None)

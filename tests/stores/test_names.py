@@ -36,7 +36,7 @@ def test_a_bad_tenant_is_refused(url):
             Queue(url, tenant=tenant)
 
 
-async def test_bad_ids_keys_and_queues_are_refused_and_leave_nothing(url, store):
+async def test_bad_ids_keys_and_queues_are_refused_and_not_stored(url, store):
     async with Queue(url, tenant="acme") as queue:
         for bad in BAD_IDS:
             with pytest.raises(InvalidName):
@@ -54,8 +54,8 @@ async def test_bad_ids_keys_and_queues_are_refused_and_leave_nothing(url, store)
     assert (await store.events(None, None, 10)).events == []
 
 
-async def test_every_id_goes_through_a_whole_life_unchanged(url, store):
-    """Enqueued, listed, claimed, completed with a result, told in the log, found by its id."""
+async def test_every_id_is_kept_unchanged_through_a_whole_life(url, store):
+    """Enqueued, listed, claimed, completed with a result, found in the log and by its id."""
     async with Queue(url, tenant="acme") as queue:
         tickets = await queue.enqueue_many([queue_message(id_) for id_ in IDS])
         assert [(ticket.id, ticket.status) for ticket in tickets] == [(id_, "queued") for id_ in IDS]
@@ -82,7 +82,7 @@ PLACES = [key(id_, tenant=t, queue=q) for t, q, id_ in itertools.product(TENANTS
 
 
 @pytest.mark.parametrize("kind, options", [("valkey", "&shards=1"), ("valkey", "&shards=4"), ("postgres", "")])
-async def test_places_that_look_alike_when_joined_are_kept_apart(url, options):
+async def test_names_that_are_equal_when_joined_are_kept_apart(url, options):
     assert all(check_tenant(tenant) for tenant in TENANTS)
     store = await open_store(url + options)
     try:
@@ -132,7 +132,7 @@ def typed(id_, type_, text, *, queue="mail"):
     return replace(item, envelope=replace(item.envelope, type=type_))
 
 
-async def test_a_place_is_not_the_beginning_of_another(backend):
+async def test_no_name_is_a_prefix_of_another(backend):
     """Stores on one server see nothing of each other, however their prefixes or schemas are written."""
     stores = [await open_store(url) for url in backend.similar_urls()]
     try:

@@ -4,11 +4,11 @@ import pytest
 
 from holdfast.core.job import Cancel, JobKey, Purge
 from holdfast.opening import open_store
-from holdfast.paging import QUEUES_LOOKED_AT
+from holdfast.paging import QUEUES_READ
 from holdfast.store import PAGE_LIMIT, TenantSettings
 from tests.stores.load import new
 
-MANY = QUEUES_LOOKED_AT + 2 * PAGE_LIMIT
+MANY = QUEUES_READ + 2 * PAGE_LIMIT
 TENANT = "acme"
 
 
@@ -17,7 +17,7 @@ def kind(request):
     return request.param
 
 
-async def test_queues_without_jobs_are_passed_in_bounded_looks(plain_url):
+async def test_queues_without_jobs_are_skipped_in_bounded_reads(plain_url):
     store = await open_store(plain_url)
     names = [f"q-{number:05}" for number in range(MANY)]
     keys = [JobKey(TENANT, name, "job") for name in names]

@@ -173,7 +173,7 @@ async def test_cancel_against_completion_has_one_winner(handles, judge):
     await judge(worker)
 
 
-async def test_a_job_is_worked_on_by_one_process_at_a_time(zygote, url, store, judge, log):
+async def test_one_process_at_a_time_runs_a_job(zygote, url, store, judge, log):
     """Three workers in processes of their own share a queue: no job runs twice."""
     pids = [await zygote.start(url, log=log, concurrency=5) for _ in range(3)]
     async with Queue(url, tenant="acme") as queue:

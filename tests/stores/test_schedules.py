@@ -121,7 +121,7 @@ async def serve(store):
     return len(claimed.jobs)
 
 
-async def test_putting_a_schedule_again_wakes_it_from_a_clock_that_was_ahead(url):
+async def test_putting_a_schedule_again_restarts_it_after_the_clock_was_ahead(url):
     async with Queue(url, tenant="acme") as queue:
         made = await asleep(queue)
         again = await queue.schedule("it", 1, every=60)
@@ -135,7 +135,7 @@ async def test_putting_a_schedule_again_wakes_it_from_a_clock_that_was_ahead(url
 
 
 @pytest.mark.parametrize("cron", [None, "* * * * *"])
-async def test_a_schedule_wakes_up_by_itself_when_the_clock_is_right_again(url, cron):
+async def test_a_schedule_restarts_when_the_clock_is_right_again(url, cron):
     async with Queue(url, tenant="acme") as queue:
         made = await asleep(queue, cron)
         for _ in range(2):
@@ -152,7 +152,7 @@ async def test_a_schedule_wakes_up_by_itself_when_the_clock_is_right_again(url, 
         assert await serve(queue.store) == 0
 
 
-async def test_the_death_of_the_one_who_wakes_it_costs_nothing(url):
+async def test_the_death_of_the_process_that_restarts_a_schedule_loses_nothing(url):
     async with Queue(url, tenant="acme") as queue:
         made = await asleep(queue)
         await scheduler.wake_up(queue.store, None)
@@ -196,7 +196,7 @@ async def a_waker(queue):
     return held
 
 
-async def test_a_schedule_that_is_removed_while_it_is_woken_up_stays_removed(url):
+async def test_a_schedule_removed_while_it_is_restarted_stays_removed(url):
     async with Queue(url, tenant="acme") as queue:
         held = await a_waker(queue)
         finish = await scheduler.serve(held, SystemContext(queue.store))
@@ -207,7 +207,7 @@ async def test_a_schedule_that_is_removed_while_it_is_woken_up_stays_removed(url
         assert await queue.unschedule("it") is False
 
 
-async def test_a_schedule_that_is_removed_between_its_old_job_and_the_new_one_stays_removed(url):
+async def test_a_schedule_removed_between_its_old_job_and_the_new_one_stays_removed(url):
     """Also if the waker dies right after it."""
     async with Queue(url, tenant="acme") as queue:
         held = await a_waker(queue)
@@ -220,7 +220,7 @@ async def test_a_schedule_that_is_removed_between_its_old_job_and_the_new_one_st
         assert await queue.schedules() == []
 
 
-async def test_a_schedule_that_is_put_anew_while_it_is_woken_up_stays(url):
+async def test_a_schedule_put_while_it_is_restarted_is_kept(url):
     async with Queue(url, tenant="acme") as queue:
         held = await a_waker(queue)
 
@@ -233,8 +233,8 @@ async def test_a_schedule_that_is_put_anew_while_it_is_woken_up_stays(url):
         assert found.payload == 2
 
 
-async def test_upkeep_notices_that_the_clock_was_set_back(url, monkeypatch):
-    """It looks at sleeping schedules when it begins, and then when the clock goes back."""
+async def test_maintenance_notices_that_the_clock_was_set_back(url, monkeypatch):
+    """It checks waiting schedules when it begins, and whenever the clock is set back."""
     monkeypatch.setattr("holdfast.maintenance.reaper.MAX_WAIT_S", 0.05)
     seen, observe = [], StoreClock.observe
     monkeypatch.setattr(StoreClock, "observe", lambda clock, now: (observe(clock, now), seen.append(now)))
@@ -254,7 +254,7 @@ async def test_upkeep_notices_that_the_clock_was_set_back(url, monkeypatch):
         await upkeep
 
 
-async def test_replacing_and_removing_hold_at_once(url):
+async def test_replacing_and_removing_a_schedule_take_effect_at_once(url):
     async with Queue(url, tenant="acme") as queue:
         first = await queue.schedule("it", {"n": 1}, cron="0 0 1 1 *")
         assert (await queue.schedule("it", {"n": 1}, cron="0 0 1 1 *")).next_at == first.next_at

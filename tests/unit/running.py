@@ -28,12 +28,12 @@ async def _within_a_minute(test: Awaitable[None]) -> None:
 
 
 def memory_queue(tenant: str = "acme", url: str = "", **options: Any) -> Queue:
-    """A Queue on a memory store that no other test has, with a clock that stands still."""
+    """A Queue on a memory store of its own, with a frozen clock."""
     return Queue(url or f"memory:unit-{next(_numbers)}?test_clock=frozen", tenant=tenant, **options)
 
 
 async def turns(count: int = 20) -> None:
-    """Let everything that can go on, go on."""
+    """Let all ready tasks run."""
     for _ in range(count):
         await asyncio.sleep(0)
 

@@ -24,7 +24,7 @@ def blobs(request, tmp_path):
 
 
 @asynchronous
-async def test_a_blob_comes_back_as_it_was(blobs):
+async def test_a_blob_is_returned_unchanged(blobs):
     for name, data in {"a/b": b"\x00\xff" * 1000, "a/empty": b"", "a/%2E%2E/c": b"dots"}.items():
         await blobs.put(name, data)
         assert await blobs.get(name) == data
@@ -33,7 +33,7 @@ async def test_a_blob_comes_back_as_it_was(blobs):
 
 
 @asynchronous
-async def test_what_is_not_there_is_none_and_deleting_it_is_no_error(blobs):
+async def test_a_missing_blob_is_none_and_deleting_it_is_no_error(blobs):
     await blobs.put("x/1", b"1")
     await blobs.put("x/2", b"2")
     await blobs.delete(["x/0", "x/1", "x/1", "x/2"])
@@ -41,7 +41,7 @@ async def test_what_is_not_there_is_none_and_deleting_it_is_no_error(blobs):
 
 
 @asynchronous
-async def test_a_reference_is_read_back_and_checked(blobs):
+async def test_a_reference_is_parsed_and_checked(blobs):
     ref = await blobs.add("acme", b"payload")
     assert ref == await blobs.add("acme", b"payload")
     assert (await blobs.read(ref), ref.size) == (b"payload", 7)
@@ -65,7 +65,7 @@ def test_a_url_of_no_blob_store_is_refused(url):
     assert caught.value.option == "blobs"
 
 
-def test_without_obstore_the_error_says_how_to_get_it(monkeypatch):
+def test_without_obstore_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(InvalidOption, match=r"pip install 'holdfast\[blobs\]'"):
         Blobs.open("memory://")
@@ -110,7 +110,7 @@ def a_context(tenant: str, blobs: Blobs | None) -> JobContext:
 
 
 @asynchronous
-async def test_a_handler_reads_the_blobs_of_its_tenant_alone():
+async def test_a_handler_reads_only_the_blobs_of_its_tenant():
     blobs = Blobs.open("memory://handlers")
     ref = await blobs.add("acme", b"mine")
     foreign = await blobs.add("other", b"mine")
@@ -126,7 +126,7 @@ def test_a_forged_reference_is_refused(name):
         check_owner(BlobRef(name, 1, "x"), "acme")
 
 
-def test_a_thread_reads_a_blob_by_blocking():
+def test_a_handler_in_a_thread_reads_a_blob_without_await():
     blobs = Blobs.open("memory://threads")
 
     @asynchronous
@@ -139,7 +139,7 @@ def test_a_thread_reads_a_blob_by_blocking():
     assert a_context("acme", blobs).read_blob_sync(ref) == b"data"
 
 
-def test_without_a_blob_store_a_handler_is_told_what_is_missing():
+def test_without_a_blob_store_the_error_of_a_handler_says_what_is_missing():
     ref = BlobRef("acme/payloads/x", 1, "x")
     with pytest.raises(InvalidOption, match="blobs=URL"):
         a_context("acme", None).read_blob_sync(ref)
@@ -155,7 +155,7 @@ def test_without_a_blob_store_a_handler_is_told_what_is_missing():
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 @pytest.mark.parametrize("query, directory, file", [("", 0o700, 0o600), ("?group=1", 0o770, 0o660)])
 @asynchronous
-async def test_a_directory_of_blobs_is_closed_to_others_whatever_the_umask(tmp_path, umask, query, directory, file):
+async def test_a_directory_of_blobs_is_private_whatever_the_umask(tmp_path, umask, query, directory, file):
     before = os.umask(umask)
     try:
         blobs = Blobs.open(f"file:{tmp_path}/blobs{query}")

@@ -89,7 +89,7 @@ def test_errors_are_those_of_the_async_queue(url):
         Queue(url, tenant="")
 
 
-def test_tickets_in_lists_block_too(url):
+def test_tickets_in_lists_work_without_await(url):
     with Queue(url, tenant="acme") as queue:
         tickets = queue.enqueue_many(send_email.message(str(n)) for n in range(1500))
         assert len(tickets) == 1500
@@ -120,7 +120,7 @@ def test_refused_messages_are_raised_with_all_tickets_of_a_long_source(url):
         assert broken.value.__notes__ == ["enqueue_many: the first 1000 messages were answered before this, 0 refused."]
 
 
-def test_messages_are_taken_in_the_callers_thread(url):
+def test_messages_are_read_in_the_callers_thread(url):
     threads: set[int] = set()
 
     def source():
@@ -133,7 +133,7 @@ def test_messages_are_taken_in_the_callers_thread(url):
     assert threads == {threading.get_ident()}
 
 
-def test_events_are_an_iterator_that_can_be_left(url):
+def test_events_are_an_iterator_that_can_be_closed_early(url):
     with Queue(url, tenant="acme") as queue:
         queue.enqueue_many([1, 2, 3])
         assert [event.kind for event in queue.events()] == ["enqueued"] * 3
@@ -174,7 +174,7 @@ def test_opening_and_closing_twice_is_harmless(url):
         assert queue.stats().counts[JobState.READY] == 1
 
 
-def test_its_own_event_loop_may_not_block_on_itself(url):
+def test_a_blocking_call_in_its_own_event_loop_is_refused(url):
     queue = Queue(url, tenant="acme").open()
 
     async def inside() -> None:

@@ -17,7 +17,7 @@ def test_every_package_is_pinned_and_hashed():
         assert re.fullmatch(r"[a-z0-9.-]+==\S+( ;[^#]*?)?(\s+--hash=sha256:[0-9a-f]{64})+\s*", line), line[:80]
 
 
-def test_no_line_says_where_it_came_from():
+def test_no_requirement_names_its_source():
     text = "\n".join(LINES)
     for word in ("://", "--index", "--extra-index", "--find-links", "--trusted-host", "@", "/tmp", "/home"):
         assert word not in text

@@ -33,7 +33,7 @@ def test_a_clock_that_is_set_back_changes_nothing(monkeypatch):
     assert {one[15:18] for one in made} == {"000"}
 
 
-def test_more_ids_than_the_counter_holds_still_grow(monkeypatch):
+def test_ids_grow_after_the_counter_overflows(monkeypatch):
     monkeypatch.setattr(time, "time_ns", lambda: 1_700_000_000_000_000_000)
     ids = Ids()
     made = [ids.next() for _ in range(40_000)]
@@ -41,7 +41,7 @@ def test_more_ids_than_the_counter_holds_still_grow(monkeypatch):
     assert all(uuid.UUID(one).version == 7 for one in made[::5000])
 
 
-def test_a_millisecond_that_is_used_up_borrows_the_next(monkeypatch):
+def test_an_exhausted_millisecond_borrows_from_the_next(monkeypatch):
     monkeypatch.setattr(time, "time_ns", lambda: 1_700_000_000_000_000_000)
     ids = Ids()
     first = ids.next()
@@ -65,7 +65,7 @@ def test_threads_never_get_the_same_id():
     assert len({one for mine in made for one in mine}) == 20_000
 
 
-def test_a_forked_child_draws_other_ids():
+def test_a_forked_child_makes_different_ids():
     program = """
 import os
 from holdfast.ids import new_id

@@ -51,37 +51,37 @@ def stores():
 
 @pytest.mark.usefixtures("stores")
 class TestAStoreOfAnotherPackageDeclares:
-    def test_what_to_install_when_its_driver_is_missing(self):
+    def test_a_store_declares_what_to_install(self):
         with pytest.raises(InvalidOption) as raised:
             make_store("vault://host")
         assert str(raised.value) == (
             "store: vault: needs vault_driver; install it with: pip install 'holdfast-vault[driver]'"
         )
 
-    def test_the_option_that_creates_it(self):
+    def test_a_store_declares_the_option_that_creates_it(self):
         assert existing("vault://host?a=1") == "vault://host?a=1&build=0"
         assert existing("cellar:./below") == "cellar:./below?dig=0"
         assert existing("cellar:./below?dig=1") == "cellar:./below?dig=1"
         assert existing("plain://host") == "plain://host"
 
-    def test_that_its_url_names_a_directory(self, tmp_path, monkeypatch):
+    def test_a_store_declares_that_its_url_names_a_directory(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         assert absolute("cellar:a?dig=1") == f"cellar:{tmp_path}/a?dig=1"
         assert absolute("vault:a") == "vault:a"
 
-    def test_whether_its_url_can_have_a_login(self):
+    def test_a_store_declares_whether_its_url_can_have_a_login(self):
         assert shown_url("vault://me:secret@host") == "vault://me:***@host"
         assert shown_url("cellar:///a:b@c") == "cellar:///a:b@c"
         assert parse_url("cellar:///a?b=@").options == {"b": "@"}
         with pytest.raises(InvalidOption, match="there is an '@' after"):
             parse_url("vault://host?b=@")
 
-    def test_that_other_processes_cannot_open_it(self):
+    def test_a_store_declares_that_other_processes_cannot_open_it(self):
         with pytest.raises(InvalidOption, match="DST: a pocket: store ends soon"):
             check_shared("DST", "pocket:a", "ends soon")
         check_shared("DST", "cellar:a", "ends soon")
 
-    def test_how_its_offsets_become_positions(self):
+    def test_a_store_declares_how_its_offsets_become_positions(self):
         one, two = "7".zfill(POSITION_WIDTH), "12".zfill(POSITION_WIDTH)
         assert positions("vault://host", "7.12.999") == [one, two]
         assert positions("plain://host", "7.12") == [f"{one}.{two}"]
@@ -89,7 +89,7 @@ class TestAStoreOfAnotherPackageDeclares:
         assert offset_before("vault://host", 1, "7.12.999") == "7.11"
         assert offset_before("plain://host", 0, "7.12") == "7.11"
 
-    def test_where_the_conformance_suite_works(self):
+    def test_a_store_declares_where_the_conformance_suite_works(self):
         for url, place in (
             ("vault://host?room=a", "vault://host?room=a-{}"),
             ("cellar:a", "cellar:a/{}"),
@@ -100,7 +100,7 @@ class TestAStoreOfAnotherPackageDeclares:
         with pytest.raises(InvalidOption, match="plain: declares no `space_option`"):
             Spaces("plain://host").url("x")
 
-    def test_nothing_and_has_the_defaults(self):
+    def test_an_empty_declaration_has_the_defaults(self):
         assert kind_of("plain://host") == kind_of("unknown://host") == StoreKind()
 
 
@@ -185,11 +185,11 @@ def test_no_test_asks_for_a_kind_of_store():
     assert not found
 
 
-def test_each_exception_is_still_one():
+def test_each_listed_exception_still_exists():
     assert {path: set(compared(path, strict=True)) for path in OTHER_THINGS} == OTHER_THINGS
 
 
-def test_the_search_finds_what_it_is_for(tmp_path):
+def test_the_search_finds_a_comparison_with_a_store(tmp_path):
     for line in (
         'if scheme == "redis": pass', 'x = url.startswith(("file:", "a"))', 'if x in ("postgres", "b"): pass',
         'match x:\n case "memory": pass', 'x = {"valkey": 1}',

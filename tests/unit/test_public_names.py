@@ -25,7 +25,7 @@ NAMES = _words("""
 
 
 @pytest.mark.parametrize("name", ERRORS + NAMES)
-def test_every_public_name_is_there(name):
+def test_every_public_name_exists(name):
     assert getattr(holdfast, name).__name__ == name
     assert name in holdfast.__all__
 
@@ -36,7 +36,7 @@ def test_every_error_is_a_holdfast_error(name):
 
 
 def test_nothing_but_public_names_is_exported():
-    """What `dir` and completion show is what the package stands by; modules are imported by their own names."""
+    """`dir` and completion show only public names; modules are imported by their own names."""
     everything = [value for name, value in vars(holdfast).items() if not name.startswith("_")]
     strangers = [value for value in everything if not isinstance(value, ModuleType)]
     assert {id(value) for value in strangers} <= {id(getattr(holdfast, name)) for name in holdfast.__all__}
@@ -47,12 +47,12 @@ def test_nothing_but_public_names_is_exported():
     assert done.stdout.split() == sorted(holdfast.__all__)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error():
+def test_a_missing_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'Quue'"):
         _ = holdfast.Quue
 
 
-def test_importing_needs_msgspec_alone_and_loads_no_event_loop():
+def test_importing_needs_only_msgspec_and_loads_no_event_loop():
     program = """
 import sys
 sys.modules["typing_extensions"] = None  # msgspec takes it where it is, and needs it not

@@ -23,8 +23,10 @@ from holdfast.cli.serve import (
     Issuer,
     Jwks,
     KeyFile,
+    Proof,
     TenantClaim,
     address,
+    proof_directory,
     session_secret,
     token_settings,
 )
@@ -32,6 +34,7 @@ from holdfast.cli.session import existing, shown_url
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from socket import socket
 
     from holdfast.dashboard.access import Access
@@ -65,6 +68,7 @@ def dashboard(
     oidc_roles_claim: OidcRoles = "roles",
     oidc_role: OidcRole = None,
     blobs: Blobs = None,
+    proof: Proof = None,
     json_logs: JsonLogs = False,
     log_level: LogLevel = "info",
 ) -> None:
@@ -89,12 +93,15 @@ def dashboard(
         tokens = None
     else:
         tokens.check()
-    url = existing(store_url(store))
+    url = store_url(store)
     exit_on_term()
     logging.configure(json=json_logs, level=checked_level(log_level).upper())
     logging.configure_lines("holdfast.audit")
     sock = listen(host, port, 30.0)
-    given: dict[str, Any] = {"url": url, "blobs": blobs_url(blobs), "tenant": tenant or os.environ.get(TENANT_VARIABLE)}
+    given: dict[str, Any] = {
+        "url": url, "blobs": blobs_url(blobs), "tenant": tenant or os.environ.get(TENANT_VARIABLE),
+        "proof": proof_directory(proof),
+    }  # fmt: skip
     run(_serve(sock, tokens, oidc, **given))
 
 
@@ -106,6 +113,7 @@ async def _serve(
     url: str,
     blobs: str | None,
     tenant: str | None,
+    proof: Path | None,
 ) -> None:
     from holdfast.blobs import Blobs as BlobStore
     from holdfast.cli.running import ignore_signals
@@ -115,7 +123,7 @@ async def _serve(
     from holdfast.dashboard.server import serve, session_key
     from holdfast.opening import make_store
 
-    store = make_store(url)
+    store = make_store(existing(url))
     access: Access = OnLoopback()
     if tokens is not None or oidc is not None:
         access = ByToken.of(tokens, store, key=session_key(session_secret(tokens)), oidc=oidc)
@@ -123,7 +131,7 @@ async def _serve(
     first = "" if tenant is None else check_tenant(tenant)
     try:
         await store.open()
-        pages = Dashboard(store, access, blobs=kept, tenant=first, url=url)
+        pages = Dashboard(store, access, blobs=kept, tenant=first, url=url, proof=proof)
         await serve(pages, sock, lambda: say(f"Dashboard of {shown_url(url)}: {address(sock)}/", lines=True))
         ignore_signals()
     finally:

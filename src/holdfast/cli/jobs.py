@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from holdfast.cli import bulk
 from holdfast.cli.audit import audited
-from holdfast.cli.options import AnyQueue, Blobs, JobId, JobType, Json, Store, Tenant, Wait, wait_limit, words
+from holdfast.cli.dlq import DryRun, ErrorFilter
+from holdfast.cli.options import AnyQueue, Blobs, JobId, JobType, Json, Store, Tenant, Wait, wait_limit
 from holdfast.cli.output import emit, moment, note, say, show, show_pairs, when
-from holdfast.cli.session import find_explanation, find_job, job_not_found, pages, with_queue
+from holdfast.cli.session import find_explanation, find_job, job_not_found, pages, pages_of, with_queue
 from holdfast.core.errors import HoldfastError, JobCanceled, JobFailed, JobNotFound, WaitTimeout
 
 if TYPE_CHECKING:
+    from holdfast.queue.filters import JobFilter
     from holdfast.queue.queue import Queue
     from holdfast.queue.records import JobPage, JobRecord
 
@@ -107,19 +110,44 @@ def result(
 
 
 def cancel(
-    id: JobId,
+    id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The job's id.")] = None,
     *,
     store: Store = None,
     tenant: Tenant = None,
     queue: AnyQueue = None,
     only_waiting: Annotated[bool, typer.Option("--only-waiting", help="Leave the job alone if it is running.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="All waiting jobs of the queue, or of all queues.")] = False,
+    running: Annotated[bool, typer.Option("--running", help="With --all or filters: running jobs too.")] = False,
+    state: bulk.State = None,
+    type: JobType = None,
+    error: ErrorFilter = None,
+    prefix: bulk.Prefix = None,
+    since: bulk.Since = None,
+    until: bulk.Until = None,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Cancel a job, even if it is running. Without --queue the job is looked up in all queues.
+    """Cancel a job, even if it is running, or all waiting jobs that match.
 
-    Exits with 1 if there was nothing to cancel.
+    Without --queue the job is looked up in all queues. Exits with 1 if the job of that id could not be canceled.
     """
+    given = {"state": state, "type": type, "error": error, "id": prefix, "since": since, "until": until}
+    bulk.check_choice(id, all=all, dry_run=dry_run, running=running, **given)
+    if id is not None:
+        _cancel_one(id, store, tenant, queue, only_waiting=only_waiting, json=json)
+        return
+    chosen = bulk.filters(queue=queue, **given)
+    with audited("jobs.cancel", store, tenant, dry_run=dry_run, queue=queue, **given) as facts:
+        with_queue(
+            store,
+            tenant,
+            lambda bound: bulk.cancel_matching(bound, chosen, facts, running=running, dry_run=dry_run, json=json),
+        )
 
+
+def _cancel_one(
+    id: str, store: str | None, tenant: str | None, queue: str | None, *, only_waiting: bool, json: bool
+) -> None:
     async def act(bound: Queue) -> tuple[str | None, str]:
         name = queue
         if name is None:
@@ -152,8 +180,13 @@ def list_jobs(
     store: Store = None,
     tenant: Tenant = None,
     queue: AnyQueue = None,
-    state: Annotated[str | None, typer.Option(metavar="STATE[,STATE...]", help="Only jobs in these states.")] = None,
+    newest: Annotated[bool, typer.Option("--newest", help="By time, the latest first, across queues.")] = False,
+    state: bulk.State = None,
     type: JobType = None,
+    error: ErrorFilter = None,
+    prefix: bulk.Prefix = None,
+    since: bulk.Since = None,
+    until: bulk.Until = None,
     limit: Annotated[int, typer.Option(min=1, help="The most jobs to show.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Continue after an earlier list.")] = None,
     all: Annotated[bool, typer.Option("--all", help="Show all jobs, without a limit.")] = False,
@@ -161,15 +194,21 @@ def list_jobs(
 ) -> None:
     """List jobs of one queue, or of all queues in turn.
 
-    Waiting jobs come first, in the order they will run, then running and then finished jobs.
+    Waiting jobs come first, in the order they will run, then running and then finished jobs. With --newest the latest
+    come first: by when they are due, when their lease ends, or when they ended. --error, --id, --since and --until
+    need --newest.
     """
-    states = words("state", state)
+    chosen = bulk.filters(state=state, type=type, error=error, id=prefix, since=since, until=until)
+    most = None if all else limit
 
     async def act(bound: Queue) -> tuple[list[JobRecord], str | None]:
-        def page(name: str, at: str | None, size: int) -> Awaitable[JobPage]:
-            return bound.list(queue=name, state=states, type=type, cursor=at, limit=size)
+        def page(name: str | None, at: str | None, size: int) -> Awaitable[JobPage]:
+            one: JobFilter = {**chosen, "queue": name}
+            return bound.list(newest=newest, cursor=at, limit=size, **one)
 
-        return await pages(bound, queue, cursor, None if all else limit, page)
+        if newest:
+            return await pages_of(queue, cursor, most, page)
+        return await pages(bound, queue, cursor, most, page)
 
     found, at = with_queue(store, tenant, act)
     if json:

@@ -55,6 +55,17 @@ Grace = Annotated[
     str, typer.Option("--grace", metavar="SECONDS", help="How long running jobs may continue after a stop.")
 ]
 
+MetricsPort = Annotated[
+    int | None, typer.Option("--metrics-port", min=1, max=65535, help="Serve Prometheus metrics on this port.")
+]
+MetricsHost = Annotated[str, typer.Option("--metrics-host", help="The address of --metrics-port.")]
+GaugesByTenant = Annotated[
+    str | None,
+    typer.Option(
+        "--gauges-by-tenant", metavar="TENANTS", help="Tenants, with commas, to export one by one in the metrics."
+    ),
+]
+
 StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="The store, such as file:./data.")]
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
@@ -94,6 +105,14 @@ def words(option: str, text: str | None) -> list[str] | None:
     if not all(parts):
         raise InvalidOption(option, f"{text!r} has an empty name; write a,b,c")
     return parts
+
+
+def gauges_by_tenant(text: str | None, port: int | None) -> tuple[str, ...]:
+    """The tenants of `--gauges-by-tenant`. Raises InvalidOption without `--metrics-port`."""
+    tenants = words("gauges_by_tenant", text)
+    if tenants and port is None:
+        raise InvalidOption("gauges_by_tenant", "it needs --metrics-port")
+    return tuple(tenants or ())
 
 
 def duration(option: str, text: str | None) -> timedelta | None:

@@ -20,6 +20,7 @@ from holdfast.core.job import WAITING, AttemptError
 
 if TYPE_CHECKING:
     from holdfast.store import Store
+    from holdfast.telemetry.exposition import Checks
     from holdfast.worker import Worker, WorkerEvent
 
 
@@ -39,6 +40,7 @@ class WorkerConfig(Struct, frozen=True):
     prefetch: int | None = None
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    gauges_by_tenant: tuple[str, ...] = ()
     blobs: str | None = None
     json_logs: bool = False
     log_level: str = "info"
@@ -104,7 +106,8 @@ async def work(config: WorkerConfig) -> None:
     worker = make_worker(config, store, log_start)
     log_events(worker, config)
     if config.metrics_port is not None:
-        _serve_metrics(config.metrics_host, config.metrics_port)
+        checks = {"/livez": worker.health.why_not_live, "/readyz": worker.health.why_not_ready}
+        serve_metrics(config.metrics_host, config.metrics_port, config.gauges_by_tenant, checks)
     try:
         await open_and_log(store, config.store)
         collect_seldom()
@@ -249,13 +252,15 @@ def _error_text(error: AttemptError | BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _serve_metrics(host: str, port: int) -> None:
-    from holdfast.telemetry import exposition, metrics
+def serve_metrics(host: str, port: int, tenants: tuple[str, ...], checks: Checks | None = None) -> None:
+    """Record metrics, with the gauges of the store, and serve them and the health checks. Raises InvalidOption."""
+    from holdfast.telemetry import exposition, gauges, metrics
 
     metrics.enable()
+    gauges.enable(tenants=tenants)
     # This package does not import prometheus_client. `enable` has imported it, or has raised what to install.
     library = cast("Any", sys.modules["prometheus_client"])
     try:
-        exposition.serve(host, port, library.generate_latest, library.CONTENT_TYPE_LATEST)
+        exposition.serve(host, port, library.generate_latest, library.CONTENT_TYPE_LATEST, checks)
     except OSError as error:
         raise InvalidOption("metrics_port", f"cannot listen on {host}:{port}: {error.strerror}") from None

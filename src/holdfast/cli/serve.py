@@ -21,7 +21,7 @@ from holdfast.cli.oidc import (
     PublicUrl,
     oidc_settings,
 )
-from holdfast.cli.options import Blobs, Store, blobs_url, duration, needing, store_url
+from holdfast.cli.options import Blobs, GaugesByTenant, Store, blobs_url, duration, gauges_by_tenant, needing, store_url
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
 from holdfast.core.errors import InvalidOption
 
@@ -36,9 +36,10 @@ ISSUER_VARIABLE, AUDIENCE_VARIABLE = "HOLDFAST_JWT_ISSUER", "HOLDFAST_JWT_AUDIEN
 CLAIM_VARIABLE = "HOLDFAST_TENANT_CLAIM"
 PAGES_VARIABLE = "HOLDFAST_DASHBOARD_KEY"
 """The secret of the dashboard's sessions, for services that share them. Default: the key of tokens, or a new one."""
+PROOF_VARIABLE = "HOLDFAST_PROOF"
 
-Metrics = tuple[str, int] | None
-"""The separate address and port of /metrics."""
+Metrics = tuple[str, int, tuple[str, ...]] | None
+"""The separate address and port of /metrics, and the tenants whose gauges it has one by one."""
 
 KeyFile = Annotated[
     Path | None,
@@ -56,6 +57,16 @@ Audience = Annotated[
 ]
 TenantClaim = Annotated[
     str | None, typer.Option("--tenant-claim", help=f"The claim that names the tenant. [env: {CLAIM_VARIABLE}]")
+]
+
+Proof = Annotated[
+    Path | None,
+    typer.Option(
+        "--proof",
+        metavar="DIR",
+        help="A directory whose conformance.json and audit.json are shown: what `conformance` and `pipeline audit`"
+        f" print with --json. [env: {PROOF_VARIABLE}]",
+    ),
 ]
 
 
@@ -126,11 +137,13 @@ def serve(
     ] = 128,
     grace: Annotated[str, typer.Option(metavar="SECONDS", help="How long requests may continue after SIGTERM.")] = "30",
     metrics_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Serve /metrics on this port instead.")
+        int | None,
+        typer.Option(min=1, max=65535, help="Serve /metrics on this port instead, with gauges of the store."),
     ] = None,
     metrics_host: Annotated[
         str | None, typer.Option(help="The address of --metrics-port. Default: that of --host.")
     ] = None,
+    by_tenant: GaugesByTenant = None,
     access_log: Annotated[bool, typer.Option(help="Print a JSON line for each request.")] = True,
     blobs: Blobs = None,
     json_logs: JsonLogs = False,
@@ -160,7 +173,8 @@ def serve(
 
     if metrics_host is not None and metrics_port is None:
         raise InvalidOption("metrics_host", "it needs --metrics-port")
-    metrics = None if metrics_port is None else (metrics_host or host, metrics_port)
+    tenants = gauges_by_tenant(by_tenant, metrics_port)
+    metrics = None if metrics_port is None else (metrics_host or host, metrics_port, tenants)
     grace_s = duration("grace", grace)
     settings = ServiceSettings(
         store=store_url(store),
@@ -244,7 +258,15 @@ def mount_of(secret: str | None, **options: Any) -> Mount | None:
     with needing("dashboard", "dashboard"):
         from holdfast.dashboard.server import in_service, session_key
 
-    return partial(in_service, key=session_key(secret), **options)
+    return partial(in_service, key=session_key(secret), proof=proof_directory(None), **options)
+
+
+def proof_directory(given: Path | None) -> Path | None:
+    """Where the results of checks are, by the option or the environment. Raises InvalidOption if it is no directory."""
+    named = given or (Path(os.environ[PROOF_VARIABLE]) if os.environ.get(PROOF_VARIABLE) else None)
+    if named is not None and not named.is_dir():
+        raise InvalidOption("proof", f"{named} is no directory")
+    return named
 
 
 def _child(
@@ -264,14 +286,16 @@ def _serve(
     from holdfast.cli.running import ignore_signals
     from holdfast.cli.session import shown_url
     from holdfast.service.server import run
+    from holdfast.telemetry import gauges, logging
     from holdfast.telemetry import http as http_metrics
-    from holdfast.telemetry import logging
 
     logging.configure(**logs)
     logging.configure_lines("holdfast.audit", *(["holdfast.access"] if settings.access_log else []))
     http_metrics.enable()
     if metrics is not None:
-        http_metrics.serve_at(*metrics)
+        # Not on the address of the API: there anyone may read /metrics, and a queue's name belongs to its tenant.
+        gauges.enable(tenants=metrics[2])
+        http_metrics.serve_at(*metrics[:2])
     log = logging.get_logger("holdfast.cli")
     shown = {} if pages is None else {"dashboard": f"{address(sock)}/dashboard"}
     ready = partial(log.info, "serving", url=address(sock), store=shown_url(settings.store), **shown)

@@ -32,6 +32,7 @@ __all__ = [
 
 T = TypeVar("T")
 F = TypeVar("F", "JobRecord", "Explanation")
+N = TypeVar("N")
 
 PAGE = 1000
 
@@ -152,17 +153,27 @@ async def pages(
         if name < first:
             continue
         at = rest if name == first else ""
-        while True:
-            if limit is not None and len(found) >= limit:
-                return found, at if queue is not None else f"{name},{at}"
-            size = PAGE if limit is None else min(PAGE, limit - len(found))
-            got = await page(name, at or None, size)
-            found += got
-            # A short page is not always the last one: the filter `type` is applied while paging.
-            if not got.cursor:
-                break
-            at = got.cursor
+        more, following = await pages_of(name, at or None, None if limit is None else limit - len(found), page)
+        found += more
+        if following is not None:
+            return found, following if queue is not None else f"{name},{following}"
     return found, None
+
+
+async def pages_of(
+    name: N, cursor: str | None, limit: int | None, page: Callable[[N, str | None, int], Awaitable[JobPage]]
+) -> tuple[list[JobRecord], str | None]:
+    """Up to `limit` jobs of one list, and the cursor to continue."""
+    found: list[JobRecord] = []
+    at = cursor or ""
+    while limit is None or len(found) < limit:
+        got = await page(name, at or None, PAGE if limit is None else min(PAGE, limit - len(found)))
+        found += got
+        # A short page is not always the last one: filters are applied while paging.
+        if not got.cursor:
+            return found, None
+        at = got.cursor
+    return found, at
 
 
 def with_store(store: str | None, act: Callable[[Store], Awaitable[T]]) -> T:

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.options import Blobs, Json, Store, StoreUrl, blobs_url, store_url
+from holdfast.cli.options import (
+    Blobs,
+    GaugesByTenant,
+    Json,
+    MetricsHost,
+    MetricsPort,
+    Store,
+    StoreUrl,
+    blobs_url,
+    gauges_by_tenant,
+    store_url,
+)
 from holdfast.cli.output import emit, say, show, when
 from holdfast.cli.session import shown_url, with_store
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
@@ -26,7 +37,14 @@ def register(app: typer.Typer) -> None:
 
 
 def maintain(
-    store: Store = None, blobs: Blobs = None, json_logs: JsonLogs = False, log_level: LogLevel = "info"
+    *,
+    store: Store = None,
+    blobs: Blobs = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
+    by_tenant: GaugesByTenant = None,
+    json_logs: JsonLogs = False,
+    log_level: LogLevel = "info",
 ) -> None:
     """Run a store's maintenance until SIGTERM or Ctrl-C.
 
@@ -35,12 +53,14 @@ def maintain(
     """
     import asyncio
 
-    from holdfast.cli.running import exit_on_term
+    from holdfast.cli.running import exit_on_term, serve_metrics
     from holdfast.telemetry import logging
 
-    url = store_url(store)
+    url, tenants = store_url(store), gauges_by_tenant(by_tenant, metrics_port)
     exit_on_term()
     logging.configure(json=json_logs, level=checked_level(log_level).upper())
+    if metrics_port is not None:
+        serve_metrics(metrics_host, metrics_port, tenants)
     asyncio.run(_maintain(url, blobs_url(blobs)))
 
 

@@ -12,14 +12,17 @@ from holdfast.cli.options import (
     AllTenants,
     Blobs,
     Concurrency,
+    GaugesByTenant,
     Grace,
     Handler,
     Lease,
+    MetricsHost,
     Modules,
     Queues,
     Store,
     Tenant,
     duration,
+    gauges_by_tenant,
 )
 from holdfast.core.errors import InvalidOption
 
@@ -65,10 +68,12 @@ def worker(
         typer.Option(
             min=1,
             max=65535,
-            help="Serve Prometheus metrics on this port; with --processes each process uses the next port.",
+            help="Serve Prometheus metrics, /livez and /readyz on this port; with --processes each process uses the "
+            "next port.",
         ),
     ] = None,
-    metrics_host: Annotated[str, typer.Option(help="The address of --metrics-port.")] = "127.0.0.1",
+    metrics_host: MetricsHost = "127.0.0.1",
+    by_tenant: GaugesByTenant = None,
     blobs: Blobs = None,
     json_logs: JsonLogs = False,
     log_level: LogLevel = "info",
@@ -98,9 +103,12 @@ def worker(
         prefetch=prefetch,
         metrics_port=metrics_port,
         metrics_host=metrics_host,
+        gauges_by_tenant=gauges_by_tenant(by_tenant, metrics_port),
         json_logs=json_logs,
         log_level=checked_level(log_level),
     )  # fmt: skip
+    if config.gauges_by_tenant and config.tenant is not None:
+        raise InvalidOption("gauges_by_tenant", "it needs --all-tenants")
     exit_on_term()
     configure_logs(config)
     if processes == 1:

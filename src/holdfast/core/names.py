@@ -24,6 +24,7 @@ MOVES = f"{RESERVED}moves"
 LEASE_KEYS = f"{RESERVED}lease-keys"
 REVOKED = f"{RESERVED}revoked"
 AUDIT = f"{RESERVED}audit"
+GAUGES = f"{RESERVED}gauges"
 OPERATOR = "-holdfast"
 """The tenant of an operator's own records. No token and no Queue can name it, and no list of tenants shows it."""
 

@@ -8,6 +8,7 @@
     live         which fragment of a page changed       rendering    templates; `showing`: how values are shown
     histories    what happened to one job               timeline     the same as SVG
     rates        throughput, from the log while a page shows it
+    recent       the newest events of each tenant that is looked at
     server       a process of its own                   mounting     in your own application
     pages/       one file for each page: what it reads, and its actions
     templates/   its HTML                               static/      the style sheet and the script

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from hmac import compare_digest
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -39,6 +40,8 @@ _log = get_logger(__name__)
 
 STREAM_S = 600.0
 """How long a stream lasts; then the browser opens the next one."""
+MAX_COOKIE = 3800
+"""Browsers drop cookies of 4,096 bytes and more."""
 FLASH, FLASH_S = "holdfast-done", 30
 _YEAR = "public, max-age=31536000, immutable"
 _OURS = ("fragment", "page", "tenant")
@@ -53,7 +56,7 @@ class Dashboard:
     """The pages of one store. An ASGI application; `lifespan` opens and closes what it holds.
 
     `trail` is called with each line of the audit log, besides the logger. `note` is called with each request's viewer:
-    it may refuse, and count.
+    it may refuse, and count. `proof` is the directory whose certificate and audit the page Proof shows.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Dashboard:
         blobs: Blobs | None = None,
         tenant: str = "",
         url: str = "",
+        proof: Path | None = None,
         trail: Callable[[dict[str, Any]], None] | None = None,
         note: Callable[[Request, Viewer], None] | None = None,
         pages: Iterable[WebPage] = PAGES,
@@ -71,7 +75,7 @@ class Dashboard:
     ) -> None:
         self.access = access
         self.pages = {page.path: page for page in pages}
-        self._source = Source(store, blobs=blobs, tenant=tenant, url=url)
+        self._source = Source(store, blobs=blobs, tenant=tenant, url=url, proof=proof)
         self._trail, self._note = trail, note
         self._stream_s = stream_s
         self._templates = Templates()
@@ -273,15 +277,18 @@ class Dashboard:
         except Refusal as refusal:
             return await self._login_page(request, str(refusal), STATUS.get(refusal.code, 401))
         response = RedirectResponse(_inside(request, form.text("next")) or f"{_base(request)}/", 303)
-        return self._logged_in(request, viewer, response)
+        return await self._logged_in(request, viewer, response)
 
-    def _logged_in(self, request: Request, viewer: Viewer, response: Response) -> Response:
+    async def _logged_in(self, request: Request, viewer: Viewer, response: Response) -> Response:
         """Begin a new session with this answer, and end the one before it."""
         sessions, name = self.access.sessions, cookie_name(request)
+        cookie, lifetime_s = sessions.start(viewer)
+        if len(cookie) > MAX_COOKIE:
+            why = "This token names more queues than a session can hold. Use one for fewer queues, or for all."
+            return await self._login_page(request, why, 400)
         before = sessions.viewer(request.cookies.get(name, ""))
         if before is not None:
             sessions.end(before)
-        cookie, lifetime_s = sessions.start(viewer)
         self._set_cookie(request, response, name, cookie, int(lifetime_s))
         return response
 
@@ -309,7 +316,7 @@ class Dashboard:
             response = await self._login_page(request, str(refusal), STATUS.get(refusal.code, 401))
         else:
             to = _inside(request, following) or f"{_base(request)}/"
-            response = self._logged_in(request, viewer, self._html(request, "continue.html", None, to=to))
+            response = await self._logged_in(request, viewer, self._html(request, "continue.html", None, to=to))
         self._set_pending(request, response, "", 0)
         return response
 

@@ -74,7 +74,7 @@ class Histories:
         events = [event for event in found.events if event.number <= job.events or not job.events]
         numbers = [event.number for event in events]
         if numbers and numbers[0] == 1 and numbers == [*range(1, len(numbers) + 1)] and len(numbers) == job.events:
-            return JobHistory([_entry(event) for event in events], spans(events, now), is_complete=True)
+            return JobHistory([entry_of(event) for event in events], spans(events, now), is_complete=True)
         return JobHistory(_from_record(job), _spans_of(job, now), is_complete=False)
 
     async def _read(self, job: Job, found: _Found) -> None:
@@ -122,7 +122,8 @@ def spans(events: list[Event], now: int) -> list[Span]:
     return found
 
 
-def _entry(event: Event) -> HistoryEntry:
+def entry_of(event: Event) -> HistoryEntry:
+    """What an event says."""
     error: dict[str, Any] = event.data.get("error") or {}
     text = f"{error.get('type', '')}: {error.get('message', '')}" if error else ""
     return HistoryEntry(event.at, event.kind, _detail(event), event.worker_id if event.kind == "claimed" else "", text)

@@ -145,11 +145,11 @@ class LivePages:
         key = _key(page, name, view)
         if key not in self._watches:
             if self._unlisten is None:
-                self._unlisten = self._store.listen(self._hear, HINTS)
+                self._unlisten = self._store.listen(self._on_hint, HINTS)
             self._watches[key] = FragmentWatch(self, key, page, name, view)
         return self._watches[key]
 
-    def _hear(self, signal: Signal) -> None:
+    def _on_hint(self, signal: Signal) -> None:
         if self.clean:
             for watch in [watch for watch in self.clean if watch.is_about(signal)]:
                 watch.mark()

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -53,6 +54,7 @@ def in_service(
     key: bytes | None,
     is_open: bool = False,
     tenant: str = "",
+    proof: Path | None = None,
     oidc: OidcSettings | None = None,
 ) -> Dashboard:
     """The pages of a service, for the holders of its tokens, and for those whom an issuer names.
@@ -75,6 +77,7 @@ def in_service(
         blobs=context.blobs,
         tenant=tenant,
         url=context.settings.store,
+        proof=proof,
         trail=None if context.trail is None else context.trail.put,
         note=note,
     )

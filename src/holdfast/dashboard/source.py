@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from holdfast.blobs import Blobs
 from holdfast.dashboard.histories import Histories
 from holdfast.dashboard.rates import AllRates
+from holdfast.dashboard.recent import RecentEvents
 from holdfast.extensions import SingleTenant
 from holdfast.opening import shown_url
 from holdfast.queue.queue import Queue
@@ -19,10 +21,15 @@ MAX_QUEUES = 1000
 class Source:
     """The store, opened when it is first needed. `tenant`: the one to begin with, if several may be seen."""
 
-    def __init__(self, store: Store, *, blobs: Blobs | None = None, tenant: str = "", url: str = "") -> None:
+    def __init__(
+        self, store: Store, *, blobs: Blobs | None = None, tenant: str = "", url: str = "", proof: Path | None = None
+    ) -> None:
         self.store = store
         self.shown = shown_url(url) if url else store.capabilities.name
         """What the pages call the store."""
+        self.proof = proof
+        """The directory with the results of checks, if the operator named one."""
+        self.recent = RecentEvents(store)
         self.histories = Histories(store)
         self.rates = AllRates(store)
         self._blobs = blobs

@@ -51,7 +51,7 @@ BATCH = 100
 """The most steps read in one call: each has its payload and its result."""
 MAX_NAMED = 20
 _BROKEN = (JobState.FAILED, JobState.RETRYING)
-_NOT_A_STEPS = ("id", "idempotency_key", "idempotency", "replace_failed")
+_NOT_FOR_STEPS = ("id", "idempotency_key", "idempotency", "replace_failed")
 
 
 class StepOptions(TypedDict, total=False):
@@ -128,16 +128,16 @@ class Flow:
         `name` is by default its number, from "1". Raises InvalidName or InvalidOption.
         """
         made: Message[Any] = cast("Message[Any]", message) if isinstance(message, Message) else untyped(message)
-        said: EnqueueOptions = {**(made.said or {}), **cast("EnqueueOptions", options)}
-        for option in _NOT_A_STEPS:
-            if said.get(option):
+        given: EnqueueOptions = {**(made.given or {}), **cast("EnqueueOptions", options)}
+        for option in _NOT_FOR_STEPS:
+            if given.get(option):
                 raise InvalidOption(option, "is not for steps: a step's id is made from the flow's id and its name")
         if len(self._steps) >= MAX_STEPS:
             raise InvalidOption("flow", f"{MAX_STEPS} steps are allowed; start another flow at its end")
         name = str(len(self._steps) + 1) if name is None else check_step_name(name)
         if name in self._steps:
             raise InvalidOption("name", f"there is a step {name[:80]!r} already; give each step its own name=")
-        step = FlowStep(self, name, made, self._before(after), resolve(said))
+        step = FlowStep(self, name, made, self._before(after), resolve(given))
         self._steps[name] = step
         return step
 

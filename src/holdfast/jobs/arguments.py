@@ -52,7 +52,7 @@ class Arguments:
                 self._read(data)
             else:
                 codecs.decode(data, codec, self.type)
-        except codecs.CANNOT as error:
+        except codecs.CODEC_ERRORS as error:
             self._refuse(error if isinstance(error, InvalidPayload) else codecs.unreadable(codec, error))
         return data
 

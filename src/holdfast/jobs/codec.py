@@ -21,8 +21,8 @@ from holdfast.core.job import PAYLOAD_LIMIT
 NESTING_LIMIT = 100
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 
-CANNOT = (TypeError, ValueError, ArithmeticError, RecursionError, NotImplementedError)
-"""The errors that a codec may raise for a bad value."""
+CODEC_ERRORS = (TypeError, ValueError, ArithmeticError, RecursionError, NotImplementedError)
+"""The errors that a codec may raise for an invalid value."""
 
 _BACKSLASH = ord("\\")
 _DIGITS = b"0123456789"
@@ -64,7 +64,7 @@ def encode(value: Any, codec: str = "json") -> bytes:
         check_value(value)
     try:
         data = writer.encode(value)
-    except CANNOT as error:
+    except CODEC_ERRORS as error:
         check_value(value)
         raise InvalidPayload(f"cannot be written as {codec}: {error}") from error
     if writer is _json and _is_suspect(data):
@@ -76,12 +76,12 @@ def decode(data: bytes, codec: str = "json", type: Any = Any) -> Any:
     """Decode what `encode` wrote, as `type`. Raises UnknownCodec, or InvalidPayload if it does not fit."""
     try:
         return get(codec).decode(data, type)
-    except CANNOT as error:
+    except CODEC_ERRORS as error:
         raise unreadable(codec, error) from error
 
 
 def decode_json_text(data: bytes | str) -> Any:
-    """Decode JSON from outside, and refuse the same values as `encode`."""
+    """Decode JSON text of any program, and refuse the same values as `encode`."""
     text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
     value = decode(text)
     if _is_suspect(text):
@@ -90,7 +90,7 @@ def decode_json_text(data: bytes | str) -> Any:
 
 
 def check_json_text(data: bytes) -> bytes:
-    """Return well-formed JSON from outside if `encode` would take its values. Raises InvalidPayload."""
+    """Return well-formed JSON text if its values obey the rules of `encode`. Raises InvalidPayload."""
     if _is_suspect(data):
         check_value(decode(data))
     return data
@@ -256,7 +256,7 @@ def convert(value: Any, type: Any) -> Any:
     """Convert decoded builtins to `type`. Raises InvalidPayload if they do not fit."""
     try:
         return msgspec.convert(value, type, dec_hook=_dec_hook, str_keys=True)
-    except CANNOT as error:
+    except CODEC_ERRORS as error:
         raise unreadable("json", error) from error
 
 

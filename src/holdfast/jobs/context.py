@@ -1,4 +1,4 @@
-"""The job that a handler is running: `current_job()` shows it, takes its progress, and enqueues more jobs."""
+"""`current_job()`: the job that a handler is running. It reports progress and can enqueue more jobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _flags = threading.Lock()
 class CancelFlag:
     """Set when the running job was canceled. It works in async code and in threads. [CANCEL-2]
 
-    `is_set()` asks, `await flag` waits on the event loop, `flag.wait(timeout)` blocks a thread.
+    `is_set()` reads it, `await flag` waits on the event loop, `flag.wait(timeout)` blocks a thread.
     """
 
     __slots__ = ("_event", "_set", "_waiters", "noticed")
@@ -206,7 +206,7 @@ class JobContext(JobFields):
         """In a flow: the results of the steps that this one waited for, by step name, in one read. Await it.
 
         In a plain `def` it needs no await, as with `client`. Empty for a step that waited for none. Raises
-        InvalidOption for a job that is no step of a flow, ResultExpired if a result is no longer kept.
+        InvalidOption for a job that is not a step of a flow, ResultExpired if a result is no longer kept.
         """
         if self.flow is None:
             raise InvalidOption("results", "this job is no step of a flow; read a job's result with client.result(id)")
@@ -236,13 +236,13 @@ class JobContext(JobFields):
         or JobCanceled if this run may no longer complete the job: do not catch it, so that the transaction is rolled
         back. Raises Unsupported on a store that joins no transaction, InvalidOption for a connection it cannot join.
         """
-        await self._joins().complete(self, connection, result)
+        await self._joining().complete(self, connection, result)
 
     def complete_in_sync(self, connection: Any, result: Any = None) -> None:
         """The same for handlers that run in a thread, with their own, blocking connection."""
-        self._joins().complete_sync(self, connection, result)
+        self._joining().complete_sync(self, connection, result)
 
-    def _joins(self) -> Completer:
+    def _joining(self) -> Completer:
         if self._completer is None:
             reason = "this handler runs where no transaction can be joined: with executor='process', or in inline_queue"
             raise InvalidOption("complete_in", reason)

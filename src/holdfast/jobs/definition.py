@@ -80,7 +80,7 @@ class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
     data: bytes | None = None
     """The payload, in the codec of `spec` or else JSON. None: not encoded yet."""
     definition: JobDefinition[..., Any, R] | None = None
-    said: EnqueueOptions | None = None
+    given: EnqueueOptions | None = None
     resolved: Resolved = PLAIN
 
     @staticmethod
@@ -103,9 +103,9 @@ class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
         return Message(spec, payload)
 
     def options(self, **options: Unpack[EnqueueOptions]) -> Message[R]:
-        """The same message with options of its own, those of `enqueue`. They win over the options of the call."""
-        said: EnqueueOptions = {**(self.said or {}), **options}
-        return Message(self.spec, self.value, self.data, self.definition, said, resolve(said))
+        """The same message with options of its own, those of `enqueue`. They override the options of the call."""
+        given: EnqueueOptions = {**(self.given or {}), **options}
+        return Message(self.spec, self.value, self.data, self.definition, given, resolve(given))
 
     def encode(self, codec: str) -> tuple[bytes, str]:
         """The payload and its codec: the definition's, else `codec`. Raises InvalidPayload."""
@@ -305,7 +305,7 @@ def find(name: str) -> JobDefinition[..., Any, Any] | None:
 
 
 def with_policy(message: Message[R], known: KnownTypes) -> Message[R]:
-    """Complete a message made without its definition by what the live workers report of its type."""
+    """Add the options that live workers report for the type of a message that was made without its definition."""
     policy = known.types.get(message.spec.type)
     if policy is None:
         return message

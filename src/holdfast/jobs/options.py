@@ -82,26 +82,26 @@ def resolve(options: EnqueueOptions) -> Resolved:
     """Check the options of one enqueue. Raises InvalidName or InvalidOption with the reason."""
     if not options:
         return PLAIN
-    said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if not said:
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if not given:
         return PLAIN
-    if not said.keys() <= _OPTIONS:
-        raise TypeError(f"unknown option {min(said.keys() - _OPTIONS)!r}")
-    if "delay" in said and "run_at" in said:
+    if not given.keys() <= _OPTIONS:
+        raise TypeError(f"unknown option {min(given.keys() - _OPTIONS)!r}")
+    if "delay" in given and "run_at" in given:
         raise InvalidOption("delay", "give delay or run_at, not both")
-    key = said.get("idempotency_key")
-    if "idempotency" in said and key is None:
+    key = given.get("idempotency_key")
+    if "idempotency" in given and key is None:
         raise InvalidOption("idempotency", "sets how long a key holds, so it needs idempotency_key")
     return Resolved(
-        id=_or_none(names.check_id, said.get("id")),
-        queue=_or_none(check_own_queue, said.get("queue")),
-        delay_ms=duration_ms("delay", said["delay"]) if "delay" in said else 0,
-        run_at=_or_none(_check_run_at, said.get("run_at")),
-        priority=_or_none(names.check_priority, said.get("priority")),
-        max_attempts=_or_none(names.check_max_attempts, said.get("max_attempts")),
-        result_ttl_ms=_or_none(_check_result_ttl, said.get("result_ttl")),
-        idempotency=None if key is None else _idempotency(key, said.get("idempotency", "until_terminal")),
-        replace_failed=bool(said.get("replace_failed", False)),
+        id=_or_none(names.check_id, given.get("id")),
+        queue=_or_none(check_own_queue, given.get("queue")),
+        delay_ms=duration_ms("delay", given["delay"]) if "delay" in given else 0,
+        run_at=_or_none(_check_run_at, given.get("run_at")),
+        priority=_or_none(names.check_priority, given.get("priority")),
+        max_attempts=_or_none(names.check_max_attempts, given.get("max_attempts")),
+        result_ttl_ms=_or_none(_check_result_ttl, given.get("result_ttl")),
+        idempotency=None if key is None else _idempotency(key, given.get("idempotency", "until_terminal")),
+        replace_failed=bool(given.get("replace_failed", False)),
     )
 
 
@@ -110,7 +110,7 @@ def duration_ms(option: str, value: Seconds) -> int:
     if isinstance(value, timedelta):
         ms = value / _ONE_MS
     elif isinstance(value, (int, float)) and not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        # Rounds the product's error away: 4.035 s are 4035 ms.
+        # Removes the rounding error of the product: 4.035 s are 4035 ms.
         ms = round(value * 1000.0, 6)
     else:
         raise InvalidOption(option, f"{value!r} is neither a timedelta nor a number of seconds")

@@ -93,7 +93,7 @@ class _FlowRun:
         self._faults: dict[int, str] = {}
         self._foreign: set[int] = set()
         self._seqs: dict[int, int] = {}
-        """The sequence numbers of the steps that are jobs: a step that is enqueued anew gets a new one."""
+        """The sequence numbers of the steps that are jobs: a step that is enqueued again gets a new one."""
         self._moved_at = 0
         """When a step was last enqueued or ended."""
         self._results: dict[int, Result] = {}
@@ -197,7 +197,7 @@ class _FlowRun:
                 replays.append(place)
             else:
                 self._restarted.add(place)
-                self._turns.drop(place)  # A canceled step is enqueued anew.
+                self._turns.drop(place)  # A canceled step is enqueued again.
 
     def _precedes_replay(self, job: Job) -> bool:
         """Whether the flow was replayed after this step ended."""

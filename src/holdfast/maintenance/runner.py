@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from holdfast.blobs import Blobs
 from holdfast.core.errors import StoreError
+from holdfast.core.names import GAUGES
 from holdfast.extensions import SingleTenant
 from holdfast.maintenance.backoff import AWAY, Pause
 from holdfast.maintenance.coordinator import Coordinator
-from holdfast.maintenance.handlers import SYSTEM_HANDLERS
+from holdfast.maintenance.gauges import ensure_job
+from holdfast.maintenance.handlers import system_handlers
 from holdfast.maintenance.pruner import prune
 from holdfast.maintenance.reaper import reap
 from holdfast.maintenance.scheduler import mend, wake_up
@@ -52,8 +54,11 @@ class Maintenance:
         # A store of a single tenant is a client of the HTTP service, which serves schedules and flows itself.
         self._coordinator: Coordinator | None = None
         if not isinstance(store, SingleTenant):
+            handlers = system_handlers(tenant)
+            if GAUGES in handlers:
+                self._tasks["keep the job of gauges"] = lambda: ensure_job(store)
             if coordinate:
-                self._coordinator = Coordinator(store, tenant, SYSTEM_HANDLERS, on_error=on_error)
+                self._coordinator = Coordinator(store, tenant, handlers, on_error=on_error)
             self._tasks["mend schedules"] = lambda: mend(store, tenant)
             self._tasks["wake schedules"] = self._wake_schedules
 

@@ -262,7 +262,7 @@ async def renewed(new: NewJob, paused_at: int, source: Store) -> NewJob:
     due = last_tick(timing, anchor, visible_at)
     following = None if due is None else next_tick(timing, anchor, due)
     if due is None or following is None or not due < visible_at or not due <= paused_at < following:
-        # It waits for that very tick, or a later tick is due, which fires instead.
+        # The schedule waits for this tick, or a later tick is due and fires instead.
         return new
     job = schedules.job_of(new.key.tenant, new.key.id, definition.target, due, following)
     answer = (await source.enqueue([job]))[0]

@@ -152,7 +152,7 @@ class _Run:
                 self._advance(query)
                 if self._stopped():
                     self._lake.stop_mark.touch()
-                    # A batch that is under way ends, or sees the mark.
+                    # A batch in progress ends, or sees the mark.
                     if self._plan.follow and not query.status["isTriggerActive"]:
                         break
         except Exception as error:
@@ -285,7 +285,7 @@ class WriteBatch:
 
 
 class FetchPayloads:
-    """Looks up the jobs of `enqueued` events. Jobs that are gone, or were enqueued anew since, get no row."""
+    """Reads the jobs of `enqueued` events. A job that was removed or enqueued again since gets no row."""
 
     def __init__(self, store: str, *, full: bool) -> None:
         self._store, self._full = store, full

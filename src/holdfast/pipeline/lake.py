@@ -107,7 +107,7 @@ class Lake:
         """The directory to read a table from, or None if the table has not been written.
 
         While a writer swaps a table, its directory has another name for a moment. If the writer dies then, it keeps
-        that name until the next writer puts it back. Readers wait and look again.
+        that name until the next writer puts it back. Readers wait and read again.
         """
         for pause_s in _SWAP_PAUSES_S:
             old = self._old(table)

@@ -1,6 +1,6 @@
 """Positions: the offsets of a store as texts that sort, byte by byte, in log order within a shard.
 
-How a store's offsets are built it declares itself: `kinds.OffsetForm`.
+A store declares how its offsets are built: `kinds.OffsetForm`.
 """
 
 from __future__ import annotations

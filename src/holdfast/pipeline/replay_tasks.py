@@ -1,4 +1,4 @@
-"""The tasks of a replay, on the executors: replay jobs, and ask how often each has been replayed."""
+"""The tasks of a replay, on the executors: they replay jobs and count the replays of each."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ReplayTask:
 
 
 class CheckTask:
-    """Asks the store how often each job has been replayed by now."""
+    """Reads from the store how often each job has been replayed."""
 
     def __init__(self, store: str) -> None:
         self._store = store
@@ -185,7 +185,7 @@ class _Replayer:
 
 
 def _seen(job: Job | None, row: dict[str, Any]) -> Answer | None:
-    """What has become of a chosen dead letter; None if it is still a dead letter."""
+    """The answer for a chosen dead letter whose job has changed; None if it is still a dead letter."""
     if not _is_same(job, row):
         return "gone", None
     if job.replays > row["replays"]:

@@ -340,18 +340,28 @@ class ReplayItem(Answer):
 
 
 class Replays(Answer):
-    """Answers item by item. `more` says that further dead letters match."""
+    """Answers item by item. `more` says that further dead letters may match: continue with `cursor`.
+
+    In a dry run there are no items but how many match (if there are more, at least as many) and a sample of ids.
+    """
 
     tenant: str
     items: list[ReplayItem]
     more: bool
+    cursor: str | None
+    matching: int | UnsetType = UNSET
+    sample: list[str] | UnsetType = UNSET
 
 
 class Purged(Answer):
-    """The number of purged dead letters."""
+    """The number of purged dead letters. The other fields are as for replays."""
 
     tenant: str
     purged: int
+    more: bool
+    cursor: str | None
+    matching: int | UnsetType = UNSET
+    sample: list[str] | UnsetType = UNSET
 
 
 class JobPurged(Answer):

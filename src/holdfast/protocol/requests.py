@@ -304,18 +304,22 @@ class Where(Request):
 
 
 class Replay(Request):
-    """Replays dead letters: those with these ids, or up to 1000 that match. [DEAD-1]"""
+    """Replays dead letters: those with these ids, or up to 1000 that match, after `cursor`. [DEAD-1]"""
 
     ids: Annotated[list[JobId], Meta(max_length=BATCH_LIMIT)] | UnsetType = UNSET
     where: Where | UnsetType = UNSET
+    dry_run: bool = False
+    cursor: str | None = None
 
 
 class Purge(Request):
-    """Purges dead letters: those that failed before an instant and match."""
+    """Purges dead letters: up to 1000 that failed before an instant and match, after `cursor`."""
 
     before: Instant | None = None
     type: JobType | None = None
     error: str | None = None
+    dry_run: bool = False
+    cursor: str | None = None
 
 
 class SetResultTtl(Request):

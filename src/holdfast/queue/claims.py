@@ -74,7 +74,7 @@ class Claimer:
     def start(self) -> None:
         """Listen to the store. It can be called more than once."""
         if self._unlisten is None:
-            self._unlisten = self._store.listen(self._hear, _READY)
+            self._unlisten = self._store.listen(self._on_hint, _READY)
 
     def close(self) -> None:
         """Stop listening. Claims that still wait use due times and polls. It can be called more than once."""
@@ -142,7 +142,7 @@ class Claimer:
                 gone.remove_done_callback(leave)
             self.leave(wakeup, pass_on=pass_on)
 
-    def _hear(self, signal: Signal) -> None:
+    def _on_hint(self, signal: Signal) -> None:
         if signal.tenant and signal.queue:
             for tenant in (signal.tenant, None):
                 waiting = self._lanes.get((tenant, signal.queue))

@@ -30,9 +30,9 @@ async def replay_many(
     connection: Connection,
     owner: Owner | None,
     ids: Iterable[str] | None,
-    queue: str | None,
-    type: str | None,
-    error: str | None,
+    queue: str | None = None,
+    type: str | None = None,
+    error: str | None = None,
 ) -> list[Ticket[Any]]:
     """Replay the dead letters of these ids, or all that match."""
     if ids is not None and (type is not None or error is not None):
@@ -69,9 +69,9 @@ async def purge(connection: Connection, key: JobKey) -> PurgeStatus:
 async def purge_matching(
     connection: Connection,
     before: datetime | timedelta | None,
-    queue: str | None,
-    type: str | None,
-    error: str | None,
+    queue: str | None = None,
+    type: str | None = None,
+    error: str | None = None,
 ) -> int:
     """Remove the dead letters that match. Returns how many."""
     now = await connection.live.now()
@@ -114,7 +114,7 @@ async def _purge_as_read(connection: Connection, jobs: Sequence[Job]) -> Sequenc
 async def purge_jobs(
     connection: Connection, items: Sequence[Purge], jobs: Sequence[Job | None] | None = None
 ) -> Sequence[PurgeStatus]:
-    """Forget finished jobs, and the blobs of their results. `jobs`: what was just read of them, if it was. [KEEP-1]"""
+    """Remove finished jobs and the blobs of their results. `jobs`: their records, if the caller has them. [KEEP-1]"""
     blobs = connection.blobs
     if jobs is None and blobs is not None:
         jobs = await connection.counted("get", connection.live.get([item.key for item in items]))

@@ -166,7 +166,7 @@ class Producer:
         message = _NO_MESSAGE
         try:
             message = as_message(item)
-            return message, self.new_job(message, options_of(message, options) if message.said else common, headers)
+            return message, self.new_job(message, options_of(message, options) if message.given else common, headers)
         except HoldfastError as refusal:
             return message, refusal
 
@@ -234,10 +234,10 @@ def as_message(message: Any) -> Message[Any]:
 
 
 def options_of(message: Message[Any], options: EnqueueOptions) -> Resolved:
-    """The options of one message. Its own win over those of the call."""
-    if message.said is None:
+    """The options of one message. Its own override those of the call."""
+    if message.given is None:
         return resolve(options)
-    return resolve({**options, **message.said}) if options else message.resolved
+    return resolve({**options, **message.given}) if options else message.resolved
 
 
 async def _finish_batch(

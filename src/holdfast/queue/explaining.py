@@ -74,7 +74,7 @@ async def _quotas(store: Store, key: JobKey) -> list[QuotaExceeded]:
 
 
 async def _flow(store: Store, standing: Standing) -> FlowFacts | None:
-    """The steps that a flow waits for: those that are under way, else those that can start."""
+    """The steps that a flow waits for: those that are running, else those that can start."""
     flow = standing.job
     if flow.queue != FLOWS or flow.state in TERMINAL:
         return None

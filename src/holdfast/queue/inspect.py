@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec import convert
 
 from holdfast.core.errors import InvalidOption
-from holdfast.core.job import JobKey, JobState
+from holdfast.core.job import JobKey
 from holdfast.extensions import FlowReader
 from holdfast.flows.flow import FlowRecord, flow_record
 from holdfast.queue.connection import Connection
@@ -28,11 +28,16 @@ async def get(connection: Connection, key: JobKey) -> JobRecord | None:
 
 async def page(connection: Connection, query: ListQuery) -> JobPage:
     """A page of jobs. Results in a blob store are left out."""
-    if not isinstance(query.limit, int) or not 1 <= query.limit <= PAGE_LIMIT:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidOption("limit", f"{query.limit!r} is not a whole number from 1 to {PAGE_LIMIT}")
-    check_text("cursor", query.cursor)
+    check_page(query.cursor, query.limit)
     found = await connection.counted("list", connection.live.list(query))
     return JobPage(map(JobRecord, found.jobs), found.cursor)
+
+
+def check_page(cursor: str | None, limit: int) -> None:
+    """Raise InvalidOption unless a cursor and a limit can be those of a page."""
+    if not isinstance(limit, int) or not 1 <= limit <= PAGE_LIMIT:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidOption("limit", f"{limit!r} is not a whole number from 1 to {PAGE_LIMIT}")
+    check_text("cursor", cursor)
 
 
 async def stats(connection: Connection, queues: Sequence[str] | None) -> list[Stats]:
@@ -61,15 +66,3 @@ def check_text(option: str, value: str | None) -> None:
     """Raise InvalidOption unless an offset or cursor is a string, or None."""
     if value is not None and not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidOption(option, f"{value!r} is not a string from this queue")
-
-
-def states_of(state: JobState | str | Iterable[JobState | str] | None) -> frozenset[JobState]:
-    """The states that a caller asks for; None asks for all. Raises InvalidOption."""
-    if state is None:
-        return frozenset(JobState)
-    wanted = [state] if isinstance(state, str) else list(state)
-    try:
-        return frozenset(JobState(one) for one in wanted)
-    except ValueError as error:
-        known = ", ".join(JobState)
-        raise InvalidOption("state", f"{error}; there are {known}") from None

@@ -11,15 +11,17 @@ from holdfast.blobs import BlobRef, Blobs, check_owner
 from holdfast.budgets import TenantUsage, usage_of
 from holdfast.core.budgets import Budgets
 from holdfast.core.explain import Explanation
-from holdfast.core.job import JobKey, JobState, PurgeStatus, TtlStatus
+from holdfast.core.job import JobKey, PurgeStatus, TtlStatus
 from holdfast.core.names import FLOWS
 from holdfast.flows.flow import Flow, FlowRecord
 from holdfast.jobs.definition import Message
 from holdfast.jobs.options import EnqueueOptions, ScheduleOptions, Seconds
-from holdfast.queue import dead_letters, events, explaining, inspect, results, scheduling, settings
+from holdfast.queue import bulk, dead_letters, events, explaining, inspect, results, scheduling, settings
+from holdfast.queue.bulk import BulkOptions, BulkStep
 from holdfast.queue.cancel import cancel_job
 from holdfast.queue.connection import Address, Connection
 from holdfast.queue.enqueue import OnRefused, Producer, as_message, options_of
+from holdfast.queue.filters import DeadFilter, JobFilter, query_of
 from holdfast.queue.records import Cancellation, Event, JobPage, JobRecord, Schedule, Stats, WorkerRecord
 from holdfast.queue.ticket import Ticket
 from holdfast.store import Capabilities, ListQuery, Reader, Store, TenantSettings
@@ -221,20 +223,15 @@ class Queue:
         return await results.wait_for(self._connection, key, timeout, known=known, result_type=result_type)
 
     async def list(
-        self,
-        *,
-        queue: str | None = None,
-        state: JobState | str | Iterable[JobState | str] | None = None,
-        type: str | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
+        self, *, newest: bool = False, cursor: str | None = None, limit: int = 100, **chosen: Unpack[JobFilter]
     ) -> JobPage:
         """A page of a queue's jobs: waiting jobs in claim order, then leased ones, then finished ones.
 
-        `type` filters while paging: a page may be empty and still have a cursor.
+        `newest` lists the jobs of a queue, or without `queue` of all, by time, the latest first: when they are due,
+        when their lease ends, or when they ended. `chosen`: `queue`, `state`, `type`, and with `newest` also `error`,
+        `id` (its beginning), `since` and `until`. A page may be empty and still have a cursor.
         """
-        states, name = inspect.states_of(state), self._connection.queue(queue)
-        query = ListQuery(self.tenant, name, states, type, cursor=cursor, limit=limit)
+        query = await query_of(self._connection, chosen, newest=newest, cursor=cursor, limit=limit)
         return await inspect.page(self._connection, query)
 
     async def stats(self, queue: str | None = None) -> Stats:
@@ -254,6 +251,22 @@ class Queue:
     async def cancel(self, id: str, *, queue: str | None = None, only_waiting: bool = False) -> Cancellation:
         """Cancel a job, also a running one unless `only_waiting`. Canceling a flow cancels its steps. [CANCEL-1]"""
         return await cancel_job(self._connection, self._connection.key(id, queue), only_waiting=only_waiting)
+
+    async def cancel_where(self, *, running: bool = False, **options: Unpack[BulkOptions]) -> BulkStep:
+        """Cancel waiting jobs that match, with `running` leased ones too: one bounded step. [CANCEL-1]
+
+        `options`: which jobs, as in `list(newest=True)`; `limit` (1000); `dry_run` to only count; the `cursor` of the
+        step before. Without `queue`, of all queues.
+        """
+        return await bulk.change_where(self._connection, "cancel", running=running, **options)
+
+    async def replay_where(self, **options: Unpack[BulkOptions]) -> BulkStep:
+        """Replay dead letters that match: one bounded step, with the options of `cancel_where`. [DEAD-1]"""
+        return await bulk.change_where(self._connection, "replay", **options)
+
+    async def purge_where(self, **options: Unpack[BulkOptions]) -> BulkStep:
+        """Purge dead letters that match: one bounded step, with the options of `cancel_where`. [DEAD-1]"""
+        return await bulk.change_where(self._connection, "purge", **options)
 
     async def dead_letters(
         self,
@@ -280,34 +293,27 @@ class Queue:
         return await dead_letters.replay(self._connection, self, self._connection.key(id, queue))
 
     async def replay_many(
-        self,
-        ids: Iterable[str] | None = None,
-        *,
-        queue: str | None = None,
-        type: str | None = None,
-        error: str | None = None,
+        self, ids: Iterable[str] | None = None, **chosen: Unpack[DeadFilter]
     ) -> Sequence[Ticket[Any]]:
-        """Replay the dead letters of these ids, or all that match. [DEAD-1]
+        """Replay the dead letters of these ids, or all that match by `queue`, `type`, `error`. [DEAD-1]
 
         Answers item by item: a ticket is "replayed", or "refused" with its `error`. A job that fails again during
         the call is not replayed a second time.
         """
-        return await dead_letters.replay_many(self._connection, self, ids, queue, type, error)
+        return await dead_letters.replay_many(self._connection, self, ids, **chosen)
 
     async def purge(self, id: str, *, queue: str | None = None) -> PurgeStatus:
         """Remove a finished job now: "purged", "not_terminal" or "not_found". This makes an event. [KEEP-1]"""
         return await dead_letters.purge(self._connection, self._connection.key(id, queue))
 
     async def purge_dead_letters(
-        self,
-        *,
-        before: datetime | timedelta | None = None,
-        queue: str | None = None,
-        type: str | None = None,
-        error: str | None = None,
+        self, *, before: datetime | timedelta | None = None, **chosen: Unpack[DeadFilter]
     ) -> int:
-        """Remove failed jobs that ended before an instant, or longer ago than a duration. Returns how many. [DEAD-1]"""
-        return await dead_letters.purge_matching(self._connection, before, queue, type, error)
+        """Remove failed jobs that ended before an instant, or longer ago than a duration. Returns how many. [DEAD-1]
+
+        `queue`, `type` and `error` choose further, as in `dead_letters`.
+        """
+        return await dead_letters.purge_matching(self._connection, before, **chosen)
 
     async def set_result_ttl(self, id: str, ttl: timedelta | float, *, queue: str | None = None) -> TtlStatus:
         """Keep a finished job for `ttl` from now: "updated", "not_terminal" or "not_found". [RESULT-1]

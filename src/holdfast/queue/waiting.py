@@ -47,7 +47,7 @@ class Watch:
         if self._looking is None and not self.ended.done():
             self._looking = asyncio.create_task(self._look())
 
-    def hear(self, job: Job | None) -> None:
+    def job_ended(self, job: Job | None) -> None:
         """Record that the job has ended. `job` is its record, if it is known."""
         if job is not None and self.request_id and self._is_ours(job):
             self.seen = True
@@ -165,7 +165,7 @@ class Waits:
         With a request id, it waits for the job of that request, not for an earlier or later one of the same id.
         """
         if self._unsubscribe is None:
-            self._unsubscribe = self._subscribe(self._hear, _DONE)
+            self._unsubscribe = self._subscribe(self._on_hint, _DONE)
         lives = self._watches.setdefault(key, {})
         watch = lives.get(request_id)
         if watch is None or watch.ended.done():
@@ -194,12 +194,12 @@ class Waits:
             self._unsubscribe()
             self._unsubscribe = None
 
-    def _hear(self, signal: Signal) -> None:
+    def _on_hint(self, signal: Signal) -> None:
         if signal.tenant not in ("", self._tenant):
             return
         if signal.queue and signal.id:
             for watch in self._watches.get(JobKey(self._tenant, signal.queue, signal.id), {}).values():
-                watch.hear(signal.job)
+                watch.job_ended(signal.job)
             return
         for key, lives in self._watches.items():
             if signal.queue in ("", key.queue) and signal.id in ("", key.id):

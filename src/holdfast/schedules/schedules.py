@@ -42,8 +42,8 @@ def check_plain(options: Resolved) -> Resolved:
         "idempotency_key": options.idempotency is not None,
         "replace_failed": options.replace_failed,
     }
-    for name, said in single.items():
-        if said:
+    for name, is_set in single.items():
+        if is_set:
             raise InvalidOption(name, "is for one job; a schedule makes many, each with an id and a time of its own")
     return options
 

@@ -1,8 +1,8 @@
 """Keeps the answers of claims and lists under 8 MiB. A store limits the number of jobs, not their bytes.
 
-A request asks the store for as many jobs as certainly fit, or for as many as fit if they are no larger than the largest
-one in the tenant's last answer. Most jobs are small, so one call is enough. Memory for the largest possible jobs is
-reserved before the store is called.
+A call asks the store for a number of jobs that fits even if all are as large as a job may be. If the tenant's last
+answer had smaller jobs, it asks for more: for the number that fits if none is larger than the largest of those. Most
+jobs are small, so one call is usually enough. Memory for the largest possible jobs is reserved before each call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ANSWER_BYTES = 8 * 1024 * 1024
 STEP = 100
 """The most jobs in one call to the store."""
 PIECE_BYTES, MIN_STEP = 1024 * 1024, 2
-"""About the most bytes that one call reads for a page, but for its fewest jobs: others are served in between."""
+"""A page is read in calls of about this many bytes, and of this many jobs at least. Others are served in between."""
 
 Kind = Literal["claim", "page"]
 LargestJobs = dict[Kind, int]

@@ -28,12 +28,12 @@ from holdfast.service.call import (
     send_problem,
     send_reply,
 )
-from holdfast.service.errors import AT_ONCE, Refusal, problem
+from holdfast.service.errors import EARLY, Refusal, problem
 from holdfast.service.limits import DEBT_S
 from holdfast.service.middleware import Middleware
-from holdfast.service.routes import events, flows, health, jobs, queues, schedules, work
+from holdfast.service.routes import events, flows, health, jobs, operating, queues, schedules, work
 from holdfast.service.shares import Hold
-from holdfast.service.tokens import Caller
+from holdfast.service.tokens import OPERATOR_SCOPE, Caller
 from holdfast.service.turns import TURN
 from holdfast.telemetry.logging import get_logger
 
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 _log = get_logger("holdfast.service")
 
 ROUTES: tuple[Route, ...] = (
-    *jobs.ROUTES, *work.ROUTES, *queues.ROUTES, *schedules.ROUTES, *flows.ROUTES, *events.ROUTES, *health.ROUTES,
+    *jobs.ROUTES, *work.ROUTES, *queues.ROUTES, *schedules.ROUTES, *flows.ROUTES, *events.ROUTES,
+    *operating.ROUTES, *health.ROUTES,
 )  # fmt: skip
 
 
@@ -60,14 +61,14 @@ class Mounted(Protocol):
         """End what would keep the service from stopping."""
 
     async def close(self) -> None:
-        """Release what is held."""
+        """Close what the pages have open."""
 
 
 def make_app(context: ServiceContext, pages: Mounted | None = None) -> Middleware:
     """Make the application of one process, with pages below `PAGES`."""
     app = FastAPI(
         title="Holdfast", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False,
-        exception_handlers={HTTPException: _not_routed, Exception: _went_wrong},
+        exception_handlers={HTTPException: _no_such_route, Exception: _unexpected},
     )  # fmt: skip
     routes = [route for route in ROUTES if context.settings.metrics or route.path != "/metrics"]
     document = openapi.document(routes)
@@ -76,8 +77,8 @@ def make_app(context: ServiceContext, pages: Mounted | None = None) -> Middlewar
     for path in dict.fromkeys(route.path for route in routes):
         by_method = {route.method: route for route in routes if route.path == path}
         endpoints[path] = _Endpoint(context, by_method)
-        app.router.routes.append(_exactly(path, endpoints[path], list(by_method)))
-    app.router.routes.append(_exactly("/openapi.json", _document(document), ["GET"]))
+        app.router.routes.append(_starlette_route(path, endpoints[path], list(by_method)))
+    app.router.routes.append(_starlette_route("/openapi.json", _document(document), ["GET"]))
     return Middleware(_Table(app, endpoints, pages), context)
 
 
@@ -122,8 +123,8 @@ def _shape(parts: list[str]) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
     return len(parts), tuple(parts[:3]), tuple(parts[4::2])
 
 
-def _exactly(path: str, endpoint: Any, methods: list[str]) -> Path:
-    """A route with these methods only: Starlette adds HEAD to GET, and the document does not have it."""
+def _starlette_route(path: str, endpoint: Any, methods: list[str]) -> Path:
+    """A route with exactly these methods: Starlette adds HEAD to GET, which the document does not list."""
     entry = Path(path, endpoint=endpoint, methods=methods)
     entry.methods = set(methods)
     return entry
@@ -171,7 +172,9 @@ class _Endpoint:
         """The caller that the token names. Raises a refusal."""
         if route.scope is None:
             return ANONYMOUS
-        caller = await self._context.tokens.caller(headers.get(b"authorization"), _address(scope))
+        operators = route.for_operators or route.scope == OPERATOR_SCOPE
+        header = headers.get(b"authorization")
+        caller = await self._context.tokens.caller(header, _address(scope), operators=operators)
         scope["holdfast.tenant"] = caller.tenant
         scope["holdfast.belong"](caller.tenant)
         return caller
@@ -193,7 +196,7 @@ class _Endpoint:
                 await context.turns.take(TURN, caller.tenant)
             context.token_rates.take(caller.digest)
             context.requests.take(caller.tenant, max_debt_s=DEBT_S)
-            if route.scope:
+            if route.scope and (caller.tenant or not route.for_operators):
                 caller.need(route.scope)
 
     async def _reply(
@@ -255,7 +258,7 @@ class _Endpoint:
 
 
 async def _refuse(send: Send, error: HoldfastError, body: bodies.Body) -> None:
-    if error.code in AT_ONCE:
+    if error.code in EARLY:
         await send_problem(send, error, close=True, then=body.drain)
         return
     # Timed out: do not drain the body.
@@ -271,7 +274,7 @@ def _address(scope: Scope) -> str:
 def _gather(lines: Iterable[tuple[bytes, bytes]], headers: dict[bytes, bytes]) -> None:
     """Collect headers by name. Those that decide about the caller and the body must not occur twice."""
     for name, value in lines:
-        if name in _ONCE and name in headers:
+        if name in _UNIQUE and name in headers:
             raise _misread(f"the header {name.decode('latin-1')} occurs twice")
         headers[name] = value
 
@@ -284,7 +287,7 @@ def _misread(detail: str) -> Refusal:
     return Refusal("invalid_request", detail, {"connection": "close"})
 
 
-_ONCE = frozenset({b"authorization", b"content-type", b"content-encoding", b"content-length", b"host"})
+_UNIQUE = frozenset({b"authorization", b"content-type", b"content-encoding", b"content-length", b"host"})
 
 
 def _document(document: dict[str, Any]) -> Any:
@@ -304,7 +307,7 @@ def _document(document: dict[str, Any]) -> Any:
     return _OpenApiDocument()
 
 
-async def _not_routed(request: Request, error: Exception) -> Response:
+async def _no_such_route(request: Request, error: Exception) -> Response:
     try:
         _gather(request.scope["headers"], {})
     except Refusal as refusal:
@@ -318,7 +321,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     return Response(body, status, headers, media_type="application/problem+json")
 
 
-async def _went_wrong(_: Request, error: Exception) -> Response:
+async def _unexpected(_: Request, error: Exception) -> Response:
     """The answer to an unexpected error. The middleware logs it."""
     status, body, headers = problem(error)
     return Response(body, status, {**headers, "connection": "close"}, media_type="application/problem+json")

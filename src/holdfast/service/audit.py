@@ -1,7 +1,7 @@
 """The audit trail of the service: the caller of an operator's route, its address, what it acted on, and the outcome.
 
-It covers the routes with an `action`: those that need `jobs:admin`, also refused calls, and canceling if the token
-has `jobs:admin`. Requests without a valid token name no caller: only the access log has them.
+It covers the routes with an `action`: those that need `jobs:admin`, and canceling if the token has `jobs:admin`.
+Refused calls are included. Requests without a valid token name no caller: only the access log has them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from urllib.parse import unquote
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import asdict
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.job import Envelope, JobKey, NewJob
 from holdfast.core.names import AUDIT, OPERATOR
 from holdfast.ids import new_id
-from holdfast.protocol import answers, requests
+from holdfast.protocol import answers, operating, requests
 from holdfast.queue.coalesce import Coalescer
 from holdfast.service.call import Reply, Route, Scope, ServiceCall, Stream
-from holdfast.service.tokens import ADMIN, Caller
+from holdfast.service.tokens import ADMIN, OPERATOR_SCOPE, Caller
 from holdfast.store import EnqueueAnswer, Store, TenantSettings
 from holdfast.telemetry.audit import audited, named
 from holdfast.telemetry.logging import get_logger
@@ -87,7 +88,7 @@ class Trail:
 
 def is_audited(route: Route, caller: Caller) -> bool:
     """Whether a call belongs in the trail."""
-    return bool(route.action) and (route.scope == ADMIN or ADMIN in caller.scopes)
+    return bool(route.action) and (route.scope in (ADMIN, OPERATOR_SCOPE) or ADMIN in caller.scopes)
 
 
 @contextmanager
@@ -98,7 +99,8 @@ def trail(route: Route, scope: Scope, caller: Caller, queue: TrailQueue | None) 
     path = {name: unquote(text, errors="replace") for name, text in scope["path_params"].items()}
     with audited(
         route.action, also=also, via="http", sub=caller.subject, jti=caller.token_id,
-        address=client[0] if client else "", tenant=caller.tenant, **path, request_id=scope.get("holdfast.request_id"),
+        address=client[0] if client else "", **{"tenant": caller.tenant, **path},
+        request_id=scope.get("holdfast.request_id"),
     ) as facts:  # fmt: skip
         yield Trail(facts)
 
@@ -108,9 +110,14 @@ def _asked(body: Any) -> dict[str, Any]:
         case requests.Replay():
             chosen = {} if body.ids is UNSET else named(body.ids)
             where = body.where
-            return chosen if where is UNSET else {**chosen, "type": where.type, "error": where.error}
+            found = {} if where is UNSET else {"type": where.type, "error": where.error}
+            return {**chosen, **found, "dry_run": body.dry_run or None}
         case requests.Purge():
-            return {"type": body.type, "error": body.error, "before": body.before}
+            return {"type": body.type, "error": body.error, "before": body.before, "dry_run": body.dry_run or None}
+        case operating.CancelWhere():
+            return {**asdict(body.where), "running": body.running or None, "dry_run": body.dry_run or None}
+        case operating.PutSettings():
+            return {name: value for name, value in asdict(body).items() if value is not None}
         case requests.PutSchedule():
             return {"queue": body.queue, "type": body.type, "cron": body.cron, "every_s": body.every_s}
         case list():
@@ -124,6 +131,8 @@ def _answered(value: Any) -> dict[str, Any]:
     match value:
         case answers.Purged():
             return {"count": value.purged}
+        case operating.Step():
+            return {"answers": {"canceled": 0 if value.dry_run else value.count, **value.refused}}
         case answers.Canceled():
             return {"answers": {value.status: 1}}
         case answers.Replays() | answers.Items():

@@ -47,7 +47,7 @@ def _raw_fields(count: int) -> type[Any]:
     return msgspec.defstruct("Items", fields, array_like=True, forbid_unknown_fields=True)
 
 
-_few = msgspec.json.Decoder(list[msgspec.Raw])
+_unlimited = msgspec.json.Decoder(list[msgspec.Raw])
 _bounded = msgspec.json.Decoder(_raw_fields(requests.BATCH_LIMIT))
 
 
@@ -169,7 +169,7 @@ def split(data: bytes, name: str) -> list[bytes]:
     text = _list(data, name)
     try:
         if len(data) <= SIMPLE_BYTES and data.count(b",") < _MIN_BOUNDED:
-            items = _few.decode(text)
+            items = _unlimited.decode(text)
         else:
             items = [item for item in msgspec.structs.astuple(_bounded.decode(text)) if item is not msgspec.UNSET]
     except (msgspec.MsgspecError, RecursionError) as error:

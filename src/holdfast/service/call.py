@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 from msgspec import Struct
 
-from holdfast.core.names import SCHEDULES, check_id
+from holdfast.core.names import SCHEDULES, check_id, check_tenant
 from holdfast.jobs.options import check_own_queue, check_queue
 from holdfast.protocol import requests
 from holdfast.schedules.ticks import check_name
@@ -85,8 +85,12 @@ class ServiceCall(Generic[B, Q]):
 
         Holdfast's own queues can be read. Only the routes of schedules and flows change them.
         """
+        return self.usable(self._segment("queue"))
+
+    def usable(self, name: str) -> str:
+        """A queue that the request names, if the caller may use it. Raises InvalidName or a refusal."""
         check = check_queue if self._scope["method"] == "GET" else check_own_queue
-        queue = check(self._segment("queue"))
+        queue = check(name)
         self.caller.need_queue(queue)
         if queue == SCHEDULES:
             self.caller.need(ADMIN)  # As on the routes of schedules.
@@ -96,6 +100,11 @@ class ServiceCall(Generic[B, Q]):
     def id(self) -> str:
         """The id that the path names. Raises InvalidName."""
         return check_id(self._segment("id"))
+
+    @property
+    def named_tenant(self) -> str:
+        """The tenant that the path names: only in routes for operators. Raises InvalidName. [TENANT-1]"""
+        return check_tenant(self._segment("tenant"))
 
     @property
     def name(self) -> str:
@@ -163,6 +172,8 @@ class Route(Struct, frozen=True, kw_only=True):
     summary: str
     scope: str | None
     """The scope that the token needs; "": any token; None: no token."""
+    for_operators: bool = False
+    """Whether an operator's token will do too, whatever its other scopes."""
     body: type[Any] | None = None
     batch: str = ""
     """The name of the list in the body of a batch. Its items are answered one by one."""

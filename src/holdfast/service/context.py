@@ -207,7 +207,7 @@ class ServiceContext:
         return _enqueued(await self.connection(items[0].key.tenant).enqueue_batch(items))
 
     async def claim(
-        self, request: ClaimRequest, wait_s: float, gone: asyncio.Future[None], hold: Hold
+        self, request: ClaimRequest, wait_s: float, gone: asyncio.Future[None] | None, hold: Hold
     ) -> tuple[Claimed, float]:
         """Claim, and wait until there is a job or `gone` is done. Returns the claim, and how long it waited.
 
@@ -226,7 +226,9 @@ class ServiceContext:
         claimed = await self.claimer.claim(replace(request, limit=step), wait_s=wait_s, gone=gone, on_look=look)
         fits = steps.add(claimed.jobs)
         jobs = claimed.jobs
-        while fits and len(claimed.jobs) == step < request.limit and not gone.done() and (step := steps.next()):
+        while fits and len(claimed.jobs) == step < request.limit and not (gone and gone.done()):
+            if not (step := steps.next()):
+                break
             try:
                 claimed = await self.store.claim(replace(request, limit=step))
             except StoreError:
@@ -239,7 +241,8 @@ class ServiceContext:
             with contextlib.suppress(StoreError):
                 await self.release(jobs[kept:])
             jobs = jobs[:kept]
-        claimed = replace(claimed, jobs=jobs)
+        if jobs is not claimed.jobs:
+            claimed = replace(claimed, jobs=jobs)
         hit("service.after_claim")
         if http_metrics.current is not None:
             http_metrics.current.jobs("claim", claimed.jobs)

@@ -61,9 +61,9 @@ STATUS: dict[str, int] = {
     "stopping": 503,
 }
 
-AT_ONCE = frozenset({"share_exceeded", "overloaded"})
+EARLY = frozenset({"share_exceeded", "overloaded"})
 """Refusals that are sent before the body has arrived."""
-_RETRYABLE = AT_ONCE | {
+_RETRYABLE = EARLY | {
     "quota_exceeded", "rate_limited", "store_unavailable", "store_busy", "too_many_connections", "stopping"
 }  # fmt: skip
 _TITLES = {429: "Too many requests", 413: "Too large"}

@@ -1,9 +1,9 @@
 """A tenant's event log, read once for all event streams that follow it in this process. [EVENT-2, EVENT-3]
 
 `EventCache` keeps the newest events of one tenant. A stream whose offset is in the cache is answered from it. Streams
-that reach its end share the next read of the store. A stream that starts further back reads for itself until it arrives
-at an offset that the cache knows, or until neither the stream nor the cache finds a further event: then both are before
-the same event. Offsets are opaque, so they are only compared for equality.
+that reach its end share the next read of the store. A stream that starts further back reads the store itself until it
+reaches an offset in the cache. If neither finds a further event, both are at the same place in the log. Offsets are
+opaque, so they are only compared for equality.
 
 `EventHistory` bounds those reads of the past. A client that opens streams again and again makes each of them read the
 log from its beginning. So a tenant has one of them at a time in each process, in small pages. [TENANT-4]
@@ -76,7 +76,7 @@ class EventCache:
         self._tenant = tenant
         self._history = history
         self._wakeups: set[asyncio.Event] = set()
-        self._reads = Coalescer(self._read_on)
+        self._reads = Coalescer(self._read_next)
         self._count = self._hints = 0
         self._clear()
         self._unlisten = _on_growth(store, tenant, self._notify)
@@ -128,8 +128,8 @@ class EventCache:
         if page.events:
             # The cache has the last of these events, or soon will. It hardly has the offset at which this read ended.
             return EventPage(page.events, page.events[-1].offset, more=False)
-        # Between the offset and the cache's end before this read there was nothing. If the cache now finds nothing
-        # either, then no event is between the two, whichever comes first.
+        # This read found no event after the offset. If the cache finds none after its end either, no event is between
+        # the two, and the stream can continue from the cache's end.
         await self._reads(None)
         if end is not None and self._count == count and not self._more:
             return EventPage([], self._end, more=False)
@@ -139,10 +139,10 @@ class EventCache:
         now = asyncio.get_running_loop().time()
         return not self._more and self._read_hints == self._hints and now < self._read_at + FRESH_S
 
-    async def _read_on(self, askers: Sequence[None]) -> Sequence[None]:
-        """Read from the end of the cache, once for all that ask meanwhile."""
+    async def _read_next(self, callers: Sequence[None]) -> Sequence[None]:
+        """Read from the end of the cache, once for all callers that wait."""
         if self._end is None:
-            return askers  # Each reads for itself, and the first fills the cache.
+            return callers  # Each reads for itself, and the first fills the cache.
         hints = self._hints
         try:
             page = await self._store.events(self._tenant, self._end, PAGE)
@@ -151,7 +151,7 @@ class EventCache:
             raise
         self._read_hints, self._read_at = hints, asyncio.get_running_loop().time()
         self._add(page)
-        return askers
+        return callers
 
     def _add(self, page: EventPage) -> None:
         for event in page.events:
@@ -169,7 +169,7 @@ class EventCache:
         self._end: str | None = None
         self._more = False
         self._read_hints, self._read_at = -1, 0.0
-        # A read that began before sees by the count that the cache was cleared.
+        # The new count shows a read in progress that the cache was cleared.
         self._count += 1
 
     def _notify(self) -> None:
@@ -187,9 +187,9 @@ class EventCache:
 def _on_growth(store: Store, tenant: str, notify: Callable[[], None]) -> Callable[[], None]:
     """Call `notify` when a tenant's log may have grown. Returns a function that ends it.
 
-    A hint that names the tenant notifies at once, and for `EAGER_S` after it so does a hint without a tenant. At other
-    times hints without a tenant are mostly about other tenants, and notify once in `IDLE_S`: followers of a quiet
-    tenant cost a busy one little.
+    A hint that names the tenant notifies at once. Hints without a tenant do so too for `EAGER_S` afterwards. At other
+    times they are mostly about other tenants and notify at most once in `IDLE_S`, so that followers of a quiet tenant
+    cause few reads.
     """
     loop = asyncio.get_running_loop()
     eager_until = idle_until = 0.0
@@ -202,7 +202,7 @@ def _on_growth(store: Store, tenant: str, notify: Callable[[], None]) -> Callabl
         later = None
         notify()
 
-    def hear(signal: Signal) -> None:
+    def on_hint(signal: Signal) -> None:
         nonlocal eager_until, later
         now = loop.time()
         if signal.tenant == tenant:
@@ -215,7 +215,7 @@ def _on_growth(store: Store, tenant: str, notify: Callable[[], None]) -> Callabl
         elif not signal.tenant and later is None:
             later = loop.call_at(idle_until, notify_idle)
 
-    unlisten = store.listen(hear, ALL_HINTS)
+    unlisten = store.listen(on_hint, ALL_HINTS)
 
     def stop() -> None:
         unlisten()

@@ -1,12 +1,12 @@
 """Calls to the store, fair between tenants. [TENANT-4]
 
 A store that is a server has a small pool of connections. The calls of one tenant use at most half of them; its other
-calls wait here. When a call ends, the tenant with the fewest calls in flight is next. A renewal may be one over the
-limits: a tenant whose other calls are all blocked does not lose its leases. [LEASE-4]
+calls wait here. When a call ends, the tenant with the fewest calls in flight is next. Renewals may exceed both limits
+by one, so that a tenant whose other calls are all blocked keeps its leases. [LEASE-4]
 
 A job that another program's open transaction blocks is refused alone: see `enqueue`.
 
-If there is room, a call costs two counts, no task and no turn of the event loop.
+While there is room, a call only changes two counts: it needs no task and no turn of the event loop.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Calls:
     def _give_turn(self) -> bool:
         """Give a turn to a renewal, else to the tenant with the fewest calls in flight, in rotation among equals.
 
-        This looks at every waiting tenant: they are no more than the service has connections.
+        This looks at every waiting tenant. There are at most as many of them as connections to the service.
         """
         ready = (one for one in self._waiting if self._has_room(*one))
         chosen = min(ready, key=lambda one: (-one[1], self.in_flight.get(one[0], 0)), default=None)

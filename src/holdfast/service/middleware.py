@@ -46,7 +46,7 @@ class Middleware:
         scope.setdefault("holdfast.left", bool)
         scope.setdefault("holdfast.belong", _nothing)
         scope.setdefault("holdfast.flow", _NO_FLOW)
-        request_id, trace = _marks(scope["headers"])
+        request_id, trace = _request_id_and_trace(scope["headers"])
         scope["holdfast.trace"] = trace
         scope["holdfast.request_id"] = request_id.decode()
         status = 0
@@ -111,7 +111,7 @@ def _nothing(tenant: str) -> None:
     """In place of our server's hook: other servers do not count connections by tenant."""
 
 
-def _marks(headers: list[tuple[bytes, bytes]]) -> tuple[bytes, dict[str, str] | None]:
+def _request_id_and_trace(headers: list[tuple[bytes, bytes]]) -> tuple[bytes, dict[str, str] | None]:
     """The request id, the client's own if it is well-formed, and the client's trace context."""
     request_id, parent, state = b"", None, None
     for name, value in headers:

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.protocol import problems, requests
+from holdfast.protocol import operating, problems, requests
 from holdfast.service.call import Route
 from holdfast.service.errors import STATUS
-from holdfast.service.tokens import ADMIN, PRODUCE, READ, WORK
+from holdfast.service.tokens import ADMIN, OPERATOR_SCOPE, PRODUCE, READ, WORK
 
 _REF = "#/components/schemas/{name}"
 _EVERY = ("invalid_request", "internal_error", "too_many_connections", "headers_too_large")
@@ -24,7 +24,8 @@ _SCOPES = {
     PRODUCE: "Enqueue and cancel jobs",
     WORK: "Claim and finish jobs",
     READ: "Read jobs, queues and events",
-    ADMIN: "Pause queues, replay and purge dead letters, manage schedules",
+    ADMIN: "Pause queues, cancel by filter, replay and purge dead letters, manage schedules",
+    OPERATOR_SCOPE: "List tenants and workers, change settings; of a token without a tenant",
 }
 _TEXT = {"type": "string"}
 _EVENT = {"type": "object", "properties": {"id": _TEXT, "event": _TEXT, "data": _TEXT}}
@@ -39,7 +40,7 @@ def _given(*names: str) -> dict[str, Any]:
 
 
 _RULES: dict[str, dict[str, Any]] = {
-    "Replay": {"oneOf": [{"required": ["ids"]}, {"required": ["where"]}]},
+    "Replay": {"oneOf": [{"required": ["ids"], "not": _given("dry_run")}, {"required": ["where"]}]},
     "PutSchedule": {
         "oneOf": [_given("cron"), _given("every_s")],
         "anyOf": [_given("cron"), {"properties": {"timezone": {"const": "UTC"}}}],
@@ -136,7 +137,12 @@ def _name(type: Any) -> str:
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
-    of = {"queue": requests.QueueName, "id": requests.JobId, "name": requests.ScheduleName}
+    of = {
+        "queue": requests.QueueName,
+        "id": requests.JobId,
+        "name": requests.ScheduleName,
+        "tenant": operating.TenantName,
+    }
     return [
         {"name": name, "in": "path", "required": True, "schema": _schema(of[name])}
         for name in re.findall(r"{(\w+)}", path)

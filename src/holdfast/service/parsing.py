@@ -172,7 +172,7 @@ def _unkept(refusal: PayloadTooLarge | InvalidPayload, limit: int) -> AttemptErr
     if isinstance(refusal, PayloadTooLarge):
         return describe(ResultTooLarge(refusal.size, limit))
     error = unstorable(refusal).error
-    assert error is not None  # noqa: S101 - an unkeepable result has one
+    assert error is not None  # noqa: S101 - a result that is refused has one
     return error
 
 

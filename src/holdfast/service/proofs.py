@@ -29,11 +29,11 @@ from holdfast.service.records import Records, ServiceRecord
 from holdfast.store import Store
 
 RENEW_S = 5.0
-"""A process uses its copy of the keys for this long: a dropped key verifies no longer than that."""
+"""How long a process uses its copy of the keys, and so how long a dropped key may still verify."""
 MIN_RENEW_S = 2.0
 """The least time between two reads because of proofs with an unknown key."""
 MAX_REMEMBERED = 5_000
-"""A process compares the proofs that it signed last, this many to twice as many, without an HMAC."""
+"""A process verifies its last proofs without an HMAC: it remembers at least this many, at most twice as many."""
 SIGN_AFTER_MS = 10_000
 """A new key signs from this age on: by then every process can verify with it."""
 
@@ -66,8 +66,8 @@ class LeaseKeys:
         """The keys, the oldest first."""
         return sorted(map(_key, await self._records.all()), key=lambda key: int(key.kid))
 
-    async def some(self) -> list[LeaseKey]:
-        """The keys, the oldest first. Creates the first key if there is none.
+    async def ensure(self) -> list[LeaseKey]:
+        """The keys, the oldest first. If there is none, it creates one.
 
         Processes that start at the same time get the same keys: of concurrent adds of one number, one wins.
         """
@@ -80,7 +80,7 @@ class LeaseKeys:
     async def rotate(self) -> str:
         """Add a key, and return its number. The others verify until they are dropped."""
         while True:
-            kid = str(int((await self.some())[-1].kid) + 1)
+            kid = str(int((await self.ensure())[-1].kid) + 1)
             if await self._records.add(kid, _new_secret()):
                 return kid
 
@@ -158,7 +158,7 @@ class Proofs:
     async def _read(self) -> None:
         began = time.monotonic()
         try:
-            keys = await self._keys.some()
+            keys = await self._keys.ensure()
         finally:
             self._reading = None
         pairs = [(key.kid, key.secret) for key in keys]

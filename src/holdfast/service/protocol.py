@@ -63,7 +63,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_body and not self._moved:
-            # For example an endless trailer: httptools keeps it, and calls nothing.
+            # For example an endless trailer: httptools stores it and makes no callback.
             self._no_body += len(data)
             if self._no_body > self.limits.header_bytes:
                 self._refuse(_too_long(self.limits))
@@ -73,7 +73,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._head > self.limits.header_bytes:
                 self._refuse(_too_long(self.limits))
         elif self._timer is None and self.cycle.response_complete:
-            # For example empty lines before a request: they stop uvicorn's timer and start nothing.
+            # For example empty lines before a request: they stop uvicorn's timer and start none.
             self._start_timer()
 
     def on_message_begin(self) -> None:

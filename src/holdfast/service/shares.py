@@ -7,12 +7,15 @@ Retry-After.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from holdfast.service.errors import Refusal
 from holdfast.service.limits import host
+
+Part = tuple[Literal["tenant", "address"], str]
+"""Whose use is counted beside that of the process."""
 
 
 class Shares:
@@ -36,57 +39,56 @@ class Shares:
         self._full = full
         self._budget = budget
         """The name of the tenant's budget, if an operator can set it."""
-        self._parts: dict[tuple[str, str], int] = {}
+        self._used: dict[Part, int] = {}
 
     def hold(self, tenant: str = "", address: str = "") -> Hold:
         """The part of one request or connection. "" means no tenant, or no address."""
         return Hold(self, tenant, host(address))
 
-    def check(self, amount: int, tenant: str, address: str) -> None:
+    def check(self, amount: int, parts: Iterable[Part]) -> None:
         """Raise a refusal if `amount` more would exceed a limit."""
-        for kind, name in (("tenant", tenant), ("address", address)):
-            limit = self._limit(kind, name)
-            if limit and self._parts.get((kind, name), 0) + amount > limit:
-                budget = self._budget if kind == "tenant" else ""
+        for part in parts:
+            limit = self._limit(part)
+            if limit and self._used.get(part, 0) + amount > limit:
+                budget = self._budget if part[0] == "tenant" else ""
                 named = f"{budget}: " if budget else ""
-                detail = f"{named}{self._thing} of this {kind}: the limit is {limit}; try again later"
+                detail = f"{named}{self._thing} of this {part[0]}: the limit is {limit}; try again later"
                 raise Refusal("share_exceeded", detail, budget=budget)
         if self._process and self.used + amount > self._process:
             raise Refusal(self._full, f"{self._thing} of this service: the limit is {self._process}; try again later")
 
-    def room(self, tenant: str, address: str) -> int:
+    def room(self, parts: Iterable[Part]) -> int:
         """How much more fits; a very large number if there is no limit."""
-        left = [self._process - self.used] if self._process else []
-        for kind, name in (("tenant", tenant), ("address", address)):
-            limit = self._limit(kind, name)
+        room = self._process - self.used if self._process else 2**62
+        for part in parts:
+            limit = self._limit(part)
             if limit:
-                left.append(limit - self._parts.get((kind, name), 0))
-        return max(0, min(left, default=2**62))
+                room = min(room, limit - self._used.get(part, 0))
+        return max(0, room)
 
     def used_by(self, tenant: str) -> int:
         """How much a tenant uses."""
-        return self._parts.get(("tenant", tenant), 0)
+        return self._used.get(("tenant", tenant), 0)
 
     def limit_of(self, tenant: str) -> int:
         """The limit of a tenant; 0: no limit."""
-        return self._limit("tenant", tenant)
+        return self._limit(("tenant", tenant))
 
-    def _limit(self, kind: str, name: str) -> int:
-        if not name or kind == "address":
-            return self._address if name else 0
-        return self._tenant if isinstance(self._tenant, int) else self._tenant(name)
+    def _limit(self, part: Part) -> int:
+        if part[0] == "address":
+            return self._address
+        return self._tenant if isinstance(self._tenant, int) else self._tenant(part[1])
 
-    def count(self, amount: int, tenant: str, address: str) -> None:
+    def count(self, amount: int, parts: Iterable[Part]) -> None:
         """Add `amount`, which may be negative."""
         self.used += amount
         self.peak = max(self.peak, self.used)
-        for part in (("tenant", tenant), ("address", address)):
-            if part[1]:
-                now = self._parts.get(part, 0) + amount
-                if now:
-                    self._parts[part] = now
-                else:
-                    del self._parts[part]
+        for part in parts:
+            now = self._used.get(part, 0) + amount
+            if now:
+                self._used[part] = now
+            else:
+                del self._used[part]
 
 
 class Hold:
@@ -96,6 +98,7 @@ class Hold:
         self._shares = shares
         self._tenant = tenant
         self._address = address
+        self._parts = _parts(tenant, address)
         self._amount = 0
 
     def __enter__(self) -> Self:
@@ -106,21 +109,21 @@ class Hold:
 
     def check(self) -> None:
         """Raise a refusal if there is no room at all."""
-        self._shares.check(1, self._tenant, self._address)
+        self._shares.check(1, self._parts)
 
     def room(self) -> int:
         """How much more fits."""
-        return self._shares.room(self._tenant, self._address)
+        return self._shares.room(self._parts)
 
     def take(self, amount: int) -> None:
         """Use `amount` more. Raises a refusal, and then changes nothing."""
-        self._shares.check(amount, self._tenant, self._address)
+        self._shares.check(amount, self._parts)
         self.resize(self._amount + amount)
 
     def resize(self, amount: int) -> None:
         """Set the use to `amount`, without a check of the limits."""
         if amount != self._amount:
-            self._shares.count(amount - self._amount, self._tenant, self._address)
+            self._shares.count(amount - self._amount, self._parts)
             self._amount = amount
 
     def move(self, tenant: str) -> None:
@@ -129,9 +132,18 @@ class Hold:
             return
         amount = self._amount
         self.resize(0)
-        self._tenant = ""
+        self._belong("")
         try:
-            self._shares.check(amount, tenant, "")
-            self._tenant = tenant
+            self._shares.check(amount, _parts(tenant, ""))
+            self._belong(tenant)
         finally:
             self.resize(amount)
+
+    def _belong(self, tenant: str) -> None:
+        self._tenant = tenant
+        self._parts = _parts(tenant, self._address)
+
+
+def _parts(tenant: str, address: str) -> tuple[Part, ...]:
+    parts: tuple[Part, Part] = ("tenant", tenant), ("address", address)
+    return tuple(part for part in parts if part[1])

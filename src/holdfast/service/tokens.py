@@ -80,7 +80,7 @@ class Tokens:
     async def caller(self, authorization: bytes | None, address: str, *, operators: bool = False) -> Caller:
         """The caller that an Authorization header names. Raises a refusal: 401, or 429 after too many of those.
 
-        A token of an operator names no tenant, and is refused unless `operators` are welcome. [TENANT-1]
+        A token of an operator names no tenant, and is refused unless `operators` is true. [TENANT-1]
         """
         token = self._bearer(authorization)
         self._keys.renew_in_time()

@@ -1,4 +1,4 @@
-"""Large work in pieces, in rotation between tenants, which leaves time to the others. [TENANT-4]
+"""Large work runs in pieces, in rotation between tenants, so that every tenant gets time. [TENANT-4]
 
 `CheckTurns` bounds the work on bodies in each turn of the event loop. `PieceTurns` runs large reads, one piece of each
 tenant at a time. While other tenants make requests, a tenant's large work rests after each piece for `REST` times as
@@ -26,7 +26,7 @@ SMALL = TURN // 16
 """Work up to this amount never waits behind the large bodies of other requests."""
 SIMPLE_BYTES = 256 * 1024
 MIN_COUNTED_BYTES = 512
-"""Shorter texts are not counted but rated as the worst of their length, which is still small."""
+"""In shorter texts nothing is counted: the estimate is the most for their length, which is small."""
 _PART, _BYTES = 5, 16
 
 
@@ -183,10 +183,10 @@ class CheckTurns:
                     self._later.cancel()
                 self._later = loop.call_later(min(self._rests.values()) - now, self._tick_soon)
                 return
-            line = self._waiting.pop(tenant)
-            turn = line.popleft()
-            if line:
-                self._waiting[tenant] = line
+            waiting = self._waiting.pop(tenant)
+            turn = waiting.popleft()
+            if waiting:
+                self._waiting[tenant] = waiting
             if not turn.done():
                 turn.set_result(None)
                 self._given = (tenant, time.thread_time())

@@ -36,7 +36,7 @@ class TypeCache:
             known = self._known[tenant] = KnownTypes.of(serving)
         return known
 
-    async def admit(self, worker: WorkerInfo, budgets: Budgets, *, lives: bool) -> None:
+    async def admit(self, worker: WorkerInfo, budgets: Budgets, *, is_alive: bool) -> None:
         """Count a worker that reports, or remove it. Raises QuotaExceeded if its tenant has too many."""
         await self._renew()
         tenant = worker.tenant or ""
@@ -44,7 +44,7 @@ class TypeCache:
         if mine is None:
             mine = {one.worker_id: _names(one) for one in self._workers if one.tenant == tenant}
             self._mine[tenant] = mine
-        if not lives:
+        if not is_alive:
             mine.pop(worker.worker_id, None)
             return
         others = {id: types for id, types in mine.items() if id != worker.worker_id}

@@ -14,7 +14,7 @@ class KeyTable:
         self._bindings: dict[Scope, Binding] = {}
 
     def get(self, scope: Scope | None) -> Binding | None:
-        """The binding of a key, even if its time is over."""
+        """The binding of a key, even if it has expired."""
         return None if scope is None else self._bindings.get(scope)
 
     def bind(self, scope: Scope | None, binding: Binding | None) -> None:
@@ -37,7 +37,7 @@ class KeyTable:
         return None if binding is None or dedup.expired(binding, now) else binding.job_id
 
     def drop_expired(self, now: int) -> None:
-        """Remove the bindings whose time is over."""
+        """Remove expired bindings."""
         self._bindings = {
             scope: binding for scope, binding in self._bindings.items() if not dedup.expired(binding, now)
         }

@@ -27,11 +27,11 @@ class WorkerTable:
     def serving(self, tenant: str | None, now: int) -> list[WorkerInfo]:
         """The live workers that serve a tenant (None: any), by id."""
         self._workers = {name: entry for name, entry in self._workers.items() if entry[0] > now}
-        living = (worker for _, (_, worker) in sorted(self._workers.items()))
-        return [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+        live = (worker for _, (_, worker) in sorted(self._workers.items()))
+        return [worker for worker in live if tenant is None or worker.tenant in (None, tenant)]
 
     def page(self, tenant: str | None, cursor: str | None, limit: int, now: int) -> WorkerPage:
         """A page of them, by id."""
-        living = {worker.worker_id: worker for worker in self.serving(tenant, now)}
-        names, following = name_page(living, name_cursor(cursor, check_id), limit)
-        return WorkerPage([living[name] for name in names], following)
+        live = {worker.worker_id: worker for worker in self.serving(tenant, now)}
+        names, following = name_page(live, name_cursor(cursor, check_id), limit)
+        return WorkerPage([live[name] for name in names], following)

@@ -1,4 +1,4 @@
-"""Serves metrics on a separate address, to a few short connections at a time.
+"""Serves metrics and health checks on a separate address, to a few short connections at a time.
 
 It runs in threads, needs no event loop, and does not use the connections of the service.
 """
@@ -8,20 +8,27 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import ThreadingMixIn
 from typing import Any
 
 MAX_CONNECTIONS = 8
-"""Further connections are closed without an answer: one or two programs read metrics."""
+"""Further connections are closed without an answer: few programs read metrics and health."""
 CONNECTION_S = 10.0
 """The longest time of a connection."""
 _PATHS = ("/", "/metrics")
 
 
-def serve(host: str, port: int, text: Callable[[], bytes], content_type: str) -> int:
-    """Serve the text that `text` returns, in daemon threads. Returns the port. Raises OSError."""
+Checks = Mapping[str, Callable[[], str]]
+"""Health checks by path. Each returns an empty text if all is well, or the problem."""
+
+
+def serve(host: str, port: int, text: Callable[[], bytes], content_type: str, checks: Checks | None = None) -> int:
+    """Serve the text that `text` returns, in daemon threads. Returns the port. Raises OSError.
+
+    `checks` answer 200, or 503 with the problem.
+    """
 
     class MetricsHandler(BaseHTTPRequestHandler):
         def setup(self) -> None:
@@ -36,12 +43,19 @@ def serve(host: str, port: int, text: Callable[[], bytes], content_type: str) ->
                 super().finish()
 
         def do_GET(self) -> None:
-            if self.path.partition("?")[0] not in _PATHS:
+            path = self.path.partition("?")[0]
+            check = (checks or {}).get(path)
+            if check is not None:
+                problem = check()
+                self._answer(503 if problem else 200, f"{problem or 'ok'}\n".encode(), "text/plain; charset=utf-8")
+            elif path in _PATHS:
+                self._answer(200, text(), content_type)
+            else:
                 self.send_error(404)
-                return
-            body = text()
-            self.send_response(200)
-            self.send_header("Content-Type", content_type)
+
+        def _answer(self, status: int, body: bytes, kind: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -50,7 +64,7 @@ def serve(host: str, port: int, text: Callable[[], bytes], content_type: str) ->
             return "holdfast"
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Log nothing: metrics are read every few seconds."""
+            """Log nothing: metrics and health are read every few seconds."""
 
     server = _Bounded((host, port), MetricsHandler)
     threading.Thread(target=server.serve_forever, name="holdfast-metrics", daemon=True).start()

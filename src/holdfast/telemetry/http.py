@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.core.errors import InvalidOption
+from holdfast.telemetry import gauges
+from holdfast.telemetry.metrics import default_registry
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -101,6 +103,8 @@ class HttpMetrics:
             return self._registry
         registry = CollectorRegistry()
         MultiProcessCollector(registry)
+        if gauges.current is not None:
+            registry.register(gauges.current)
         return registry
 
 
@@ -108,12 +112,7 @@ def enable() -> HttpMetrics:
     """Record from now on. Calling it twice is harmless."""
     global current  # noqa: PLW0603 - one process, one set of metrics
     if current is None:
-        try:
-            from prometheus_client import REGISTRY
-        except ModuleNotFoundError as error:
-            reason = "needs prometheus-client; install it with: pip install 'holdfast[service]'"
-            raise InvalidOption("metrics", reason) from error
-        current = HttpMetrics(REGISTRY)
+        current = HttpMetrics(default_registry("service"))
     return current
 
 

@@ -1,6 +1,7 @@
 """Prometheus metrics, off until `enable()`. Needs prometheus-client: `pip install 'holdfast[telemetry]'`.
 
-Labels are bounded: no tenants, no ids, and up to 100 queue names. Further queues count as "other".
+Labels are bounded: no tenants, no ids, and up to 100 queue names. Further queues count as "other". `gauges` has the
+numbers of the whole store.
 """
 
 from __future__ import annotations
@@ -13,10 +14,27 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 MAX_QUEUE_NAMES = 100
+OTHER = "other"
 _RUN_SECONDS = (0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600)
 
 current: Metrics | None = None
 """The metrics to record into; None: off. Check it before computing values."""
+
+
+class QueueNames:
+    """The queue names that labels may have: the first ones, up to MAX_QUEUE_NAMES."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def label(self, name: str) -> str:
+        """The name, or "other" if there are too many."""
+        if name in self._names:
+            return name
+        if len(self._names) >= MAX_QUEUE_NAMES:
+            return OTHER
+        self._names.add(name)
+        return name
 
 
 class Metrics:
@@ -31,7 +49,7 @@ class Metrics:
         def histogram(name: str, text: str) -> Histogram:
             return Histogram(name, text, ["queue"], namespace="holdfast", registry=registry, buckets=_RUN_SECONDS)
 
-        self._queues: set[str] = set()
+        self._queue = QueueNames().label
         self._enqueued = counter("enqueued", "Enqueues by answer", "queue", "status")
         self._claimed = counter("claimed", "Leases granted to this process", "queue")
         self._finished = counter("finished", "Runs that ended here by outcome", "queue", "outcome")
@@ -69,25 +87,22 @@ class Metrics:
         """Count a failed call to the store."""
         self._store_errors.labels(op).inc()
 
-    def _queue(self, name: str) -> str:
-        if name in self._queues:
-            return name
-        if len(self._queues) >= MAX_QUEUE_NAMES:
-            return "other"
-        self._queues.add(name)
-        return name
+
+def default_registry(extra: str) -> CollectorRegistry:
+    """The registry of prometheus-client. Raises InvalidOption if that is not installed; `extra` installs it."""
+    try:
+        from prometheus_client import REGISTRY
+    except ModuleNotFoundError as error:
+        reason = f"needs prometheus-client; install it with: pip install 'holdfast[{extra}]'"
+        raise InvalidOption("metrics", reason) from error
+    return REGISTRY
 
 
 def enable(registry: CollectorRegistry | None = None) -> Metrics:
     """Record from now on, into `registry` or the default one. Calling it twice is harmless."""
     global current  # noqa: PLW0603 - one process, one set of metrics
     if current is None:
-        try:
-            from prometheus_client import REGISTRY
-        except ModuleNotFoundError as error:
-            reason = "needs prometheus-client; install it with: pip install 'holdfast[telemetry]'"
-            raise InvalidOption("metrics", reason) from error
-        current = Metrics(REGISTRY if registry is None else registry)
+        current = Metrics(registry or default_registry("telemetry"))
     return current
 
 

@@ -2,7 +2,7 @@
 
 For a program: `async with inline_queue(tenant="acme") as queue` opens a queue in memory. Its jobs run when the test
 calls `await queue.drain()`, and its clock moves when the test calls `await queue.advance(hours=1)`.
-`assert_enqueued(queue, send_email, to="a@example.com")` checks what waits.
+`assert_enqueued(queue, send_email, to="a@example.com")` checks that such a job waits.
 Without an event loop: `from holdfast.testing.blocking import inline_queue`.
 
 For a store: `conformance` checks every rule of the contract, `traces` compares random traces with the memory store.

@@ -64,7 +64,7 @@ class PostgresServer(ServerProcess):
     """
 
     _log_name = "postgres.log"
-    _farewell = signal.SIGINT  # A "fast" shutdown, which disconnects the clients.
+    _stop_signal = signal.SIGINT  # A "fast" shutdown, which disconnects the clients.
 
     def __init__(
         self, *, port: int | None = None, directory: Path | None = None, durable: bool = True, **settings: Setting

@@ -185,7 +185,7 @@ class ServerProcess(ABC):
 
     _log_name: ClassVar[str]
     """The file name of its log."""
-    _farewell: ClassVar[signal.Signals]
+    _stop_signal: ClassVar[signal.Signals]
     """The signal by which an operator ends it."""
 
     port: int
@@ -214,7 +214,7 @@ class ServerProcess(ABC):
 
     def stop(self) -> None:
         """End it as an operator does, and wait for that."""
-        self._child.end(self._farewell)
+        self._child.end(self._stop_signal)
 
     def restart(self) -> None:
         """Stop it if it runs, and start it on the same port and directory."""

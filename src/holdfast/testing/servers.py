@@ -55,7 +55,7 @@ class ValkeyServer(ServerProcess):
     """
 
     _log_name = "valkey.log"
-    _farewell = signal.SIGTERM
+    _stop_signal = signal.SIGTERM
 
     def __init__(
         self, *, port: int | None = None, directory: Path | None = None, lines: Sequence[str] = (), **options: Option

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.clock import LOOK_S, boot_time
-from holdfast.core.errors import LeaseExpired, StoreBusy, StoreError
+from holdfast.core.errors import LeaseExpired, StoreBusy, StoreError, StoreUnavailable
 from holdfast.core.failpoint import hit
 from holdfast.core.job import Extend, Extended
 from holdfast.maintenance.backoff import AWAY, Pause
@@ -50,7 +50,8 @@ _log = get_logger(__name__)
 class Heartbeat:
     """Renews the leases in `leased`, notices cancels, reports the worker as live, and runs `coordinate`.
 
-    Made and stopped in the worker's event loop. Calls `on_lost(active, refusal)` and `on_error(error)` there.
+    Made and stopped in the worker's event loop. Calls `on_lost(active, refusal)` and `on_error(error)` there, and
+    `on_reached()` in its own thread, each time the store has answered.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class Heartbeat:
         describe: Callable[[], WorkerInfo],
         on_lost: Callable[[ActiveJob, Refusal], None],
         on_error: Callable[[BaseException], None],
+        *,
+        on_reached: Callable[[], None],
         coordinate: Callable[[Store], Awaitable[None]] | None = None,
     ) -> None:
         self._home = asyncio.get_running_loop()
@@ -72,12 +75,13 @@ class Heartbeat:
         self._describe = describe
         self._on_lost = on_lost
         self._on_error = on_error
+        self._on_reached = on_reached
         self._coordinate = coordinate
         self._idle = {"renew": True, "expire": True}
         self._verify: list[Signal] = []
         self._verify_at = 0.0
         self._cancels: dict[tuple[str, str, str], float] = {}
-        """When the latest cancels were noticed, by job: the job may have been on its way to this worker."""
+        """When the latest cancels were noticed, by job: the job may have been in flight to this worker."""
         self._alone: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -300,12 +304,20 @@ class Heartbeat:
     # The registry of workers
 
     async def _beat_forever(self, store: Store) -> None:
+        pause = Pause()
         while True:
             info = self._describe()
             try:
                 await store.beat(info, BEAT_TTL_MS)
+                answered = True
             except Exception as error:  # noqa: BLE001 - the heartbeat outlives failures of the store
                 self._report(error)
+                answered = isinstance(error, StoreError) and not isinstance(error, StoreUnavailable)
+            if not answered:
+                await asyncio.sleep(pause.next_s())
+                continue
+            pause.reset()
+            self._on_reached()
             # Report sooner if the number of jobs has changed, so that `workers` agrees with the metrics.
             end = boot_time() + BEAT_EVERY_S
             while boot_time() < end:

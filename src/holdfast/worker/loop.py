@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.extensions import SingleTenant
 from holdfast.maintenance import Maintenance
 from holdfast.maintenance.coordinator import Coordinator
-from holdfast.maintenance.handlers import SYSTEM_HANDLERS
+from holdfast.maintenance.handlers import system_handlers
 from holdfast.store import Store, WorkerInfo
 from holdfast.worker.acks import Acknowledger
 from holdfast.worker.answers import Answers
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from holdfast.queue.connection import Address
     from holdfast.worker.callbacks import Callbacks
     from holdfast.worker.handlers import Handler
+    from holdfast.worker.health import WorkerHealth
     from holdfast.worker.settings import Settings
 
 
@@ -55,11 +56,13 @@ class Loop:
         settings: Settings,
         handlers: dict[str, Handler],
         callbacks: Callbacks,
+        health: WorkerHealth,
         address: Address | None = None,
     ) -> None:
         self._store = store
         self._settings = settings
         self._callbacks = callbacks
+        self._health = health
         self.state = state = RunState()
         on_error = callbacks.store_failed
         self._answers = Answers(state, callbacks, settings.blobs)
@@ -74,7 +77,7 @@ class Loop:
         )  # fmt: skip
         self._heartbeat = Heartbeat(
             store, state.leased, settings.lease_ms, self._describe, self._answers.lost, partial(on_error, "extend"),
-            None if isinstance(store, SingleTenant) else self._coordinate,
+            on_reached=health.reached, coordinate=None if isinstance(store, SingleTenant) else self._coordinate,
         )  # fmt: skip
         self._claiming = Claiming(store, settings, state, self._heartbeat, self._runner, self._acks, on_error)
 
@@ -89,9 +92,8 @@ class Loop:
             coordinate=False,
         )
         self._heartbeat.start()
-        _, acknowledging, claiming = tasks = [
-            asyncio.create_task(part) for part in (maintenance.run(), self._acks.run(), self._claiming.run())
-        ]
+        parts = (maintenance.run(), self._acks.run(), self._claiming.run(), self._health.turn(state))
+        _, acknowledging, claiming, _ = tasks = [asyncio.create_task(part) for part in parts]
         for task in tasks:
             task.add_done_callback(self._on_task_done)
         try:
@@ -111,6 +113,7 @@ class Loop:
             await self._reporter.close()
             await self._runner.close()
             await self._heartbeat.stop()
+            self._health.ended()
             await self._callbacks.finish(END_S)
         if state.fatal is not None:
             raise state.fatal
@@ -135,7 +138,8 @@ class Loop:
     async def _coordinate(self, store: Store) -> None:
         """Serve schedules and flows, in the heartbeat's thread and on its connection to the store."""
         on_error = partial(self._heartbeat.call_in_loop, self._callbacks.store_failed, "maintain")
-        await Coordinator(store, self._settings.tenant, SYSTEM_HANDLERS, on_error=on_error).run()
+        tenant = self._settings.tenant
+        await Coordinator(store, tenant, system_handlers(tenant), on_error=on_error).run()
 
     def _describe(self) -> WorkerInfo:
         settings = self._settings

@@ -83,7 +83,7 @@ class _Supervisor:
                 signal_socket.recv(4096)
             for slot in self._slots:
                 if slot.process is not None and slot.process.exitcode is not None:
-                    self._bury(slot, slot.process)
+                    self._process_ended(slot, slot.process)
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._kill_at = None
                 self._send(signal.SIGKILL)
@@ -97,7 +97,7 @@ class _Supervisor:
                 slot.process.start()
                 slot.started_at = now
 
-    def _bury(self, slot: _Slot, process: SpawnProcess) -> None:
+    def _process_ended(self, slot: _Slot, process: SpawnProcess) -> None:
         code = process.exitcode
         process.join()
         process.close()

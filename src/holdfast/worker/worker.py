@@ -27,6 +27,7 @@ from holdfast.queue.queue import Queue
 from holdfast.store import Store
 from holdfast.worker.callbacks import Callback, Callbacks, EventName
 from holdfast.worker.handlers import Handler, table
+from holdfast.worker.health import WorkerHealth
 from holdfast.worker.loop import Loop
 from holdfast.worker.runner import UNKNOWN_MS
 from holdfast.worker.settings import Settings
@@ -145,6 +146,7 @@ class Worker:
         self._source = queue
         self._handlers: dict[str, Handler] = table(jobs, handler)
         self._callbacks = Callbacks()
+        self._health = WorkerHealth()
         self._lifespan = None if lifespan is None else check_lifespan(lifespan)
         if type(concurrency) is not int or concurrency not in CONCURRENCY:
             raise InvalidOption("concurrency", f"{concurrency!r} is not a whole number from 1 to 10000")
@@ -192,6 +194,11 @@ class Worker:
     def id(self) -> str:
         """The name under which the store knows this worker."""
         return self.settings.worker_id
+
+    @property
+    def health(self) -> WorkerHealth:
+        """Whether it lives and is ready, for probes: `why_not_live()`, `why_not_ready()`, in any thread."""
+        return self._health
 
     def on(self, event: EventName, callback: Callback) -> None:
         """Call `callback(WorkerEvent)`, sync or async, at each `event`.
@@ -258,7 +265,7 @@ class Worker:
 
     async def _work(self) -> None:
         loop = self._loop = Loop(
-            self._source.store, self.settings, self._handlers, self._callbacks, self._source.address()
+            self._source.store, self.settings, self._handlers, self._callbacks, self._health, self._source.address()
         )
         if self._stop_asked:
             loop.stop()

@@ -91,7 +91,7 @@ async def read_without_descriptors(directory):
 
 
 async def fill(directory, limit):
-    """Enqueue and complete until the disk is full, try on, then go on with more room."""
+    """Enqueue and complete until the disk is full, try again, then continue with more room."""
     async with opened(directory) as store:
         limit_files(limit)
         queued, completed, failed, n = [], [], [], 0
@@ -246,7 +246,7 @@ async def wait_for_jobs(directory, options, limit):
 
 
 async def wait_with_a_fork(directory):
-    """Wait as a worker, beside a fork of this process that lives on."""
+    """Wait as a worker, with a live fork of this process."""
     store = await open_at(directory)
     inbox = store.open_inbox(lambda *_: None)
     await inbox.claim(wish(5))
@@ -260,7 +260,7 @@ async def wait_with_a_fork(directory):
 
 
 async def listen(directory, hints):
-    """Listen, and say what was heard; a line on stdin ends it."""
+    """Listen, and print the hints received; a line on stdin ends it."""
     async with opened(directory) as store:
         store.listen(lambda signal: say(signal.hint), [Hint(hint) for hint in hints])
         say("listening")

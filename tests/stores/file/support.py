@@ -61,7 +61,7 @@ async def opened(directory, options=""):
 
 
 def look(directory, query, *arguments):
-    """Ask the database directly, beside the store."""
+    """Query the database directly, without the store."""
     with contextlib.closing(sqlite3.connect(f"file:{directory}/holdfast.db?mode=ro", uri=True)) as db:
         return db.execute(query, arguments).fetchall()
 
@@ -95,18 +95,18 @@ class Child:
         return self._process.pid
 
     def says(self):
-        """The next line. What the child wrote to stderr comes as an error."""
+        """The next line. Text that the child wrote to stderr is raised as an error."""
         line = self._process.stdout.readline()
         if not line:
             raise AssertionError(f"the child ended with {self._process.wait()}: {self._process.stderr.read()}")
         return json.loads(line)
 
     async def heard(self):
-        """The next line, while the event loop goes on."""
+        """The next line, without blocking the event loop."""
         return await asyncio.to_thread(self.says)
 
     def go_on(self):
-        """Let a child that waits go on."""
+        """Let a waiting child continue."""
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 

@@ -16,7 +16,7 @@ def logged(n, *, alike):
 
 @pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("count", [1, 9, 10, 11, 15, 16, 300])
-def test_events_come_out_as_they_were_put_in(count, alike):
+def test_events_are_decoded_as_they_were_encoded(count, alike):
     events = [logged(n, alike=alike) for n in range(count)]
     assert rows.unpack_events(rows.pack_events(events)) == events
     names = {1: ("acme", "mail"), 2: ("globex", "mail")}
@@ -26,6 +26,6 @@ def test_events_come_out_as_they_were_put_in(count, alike):
     assert rows.to_columns(7, check, chunk, names.__getitem__).events() == expected
 
 
-def test_what_all_events_of_a_call_have_is_there_once():
+def test_common_fields_of_the_events_of_a_call_are_stored_once():
     alike, unlike = (rows.pack_events([logged(n, alike=alike) for n in range(100)]) for alike in (True, False))
     assert len(alike) < len(unlike) / 4

@@ -27,7 +27,7 @@ def test_a_full_disk_is_unavailable(filled):
     assert set(story["codes"]) == {"store_unavailable"}
 
 
-async def test_what_was_acknowledged_is_there(filled):
+async def test_acknowledged_jobs_are_kept(filled):
     directory, story = filled
     async with opened(directory) as store:
         queued = await store.get([key(id_) for id_ in story["queued"]])
@@ -37,7 +37,7 @@ async def test_what_was_acknowledged_is_there(filled):
     assert {job.state for job in completed} == {"completed"}
 
 
-def test_what_was_refused_is_not_there(filled):
+def test_refused_jobs_are_not_stored(filled):
     directory, story = filled
     there = {id_ for (id_,) in look(directory, "SELECT id FROM jobs")}
     assert story["failed"]
@@ -46,7 +46,7 @@ def test_what_was_refused_is_not_there(filled):
     assert quick_check(directory) == "ok"
 
 
-async def test_the_log_and_the_counts_are_those_of_what_was_acknowledged(filled):
+async def test_the_log_and_the_counts_agree_with_the_acknowledged_jobs(filled):
     directory, story = filled
     async with opened(directory) as store:
         events = await all_events(store)
@@ -56,7 +56,7 @@ async def test_the_log_and_the_counts_are_those_of_what_was_acknowledged(filled)
     assert sum(stats.counts.values()) == len(story["queued"])
 
 
-def test_a_store_that_cannot_be_created_for_want_of_room_is_unavailable_and_can_be_created_later(directory):
+def test_a_store_that_finds_no_room_is_unavailable_and_can_be_created_later(directory):
     with Child("open_on_a_full_disk", directory=directory) as child:
         assert child.says()[0] == "store_unavailable"
         assert child.says() == "done"
@@ -64,7 +64,7 @@ def test_a_store_that_cannot_be_created_for_want_of_room_is_unavailable_and_can_
     assert look(directory, "SELECT id FROM jobs") == [("a",)]
 
 
-async def test_a_database_at_its_greatest_size_is_unavailable_until_it_may_grow(store):
+async def test_a_database_at_its_maximum_size_is_unavailable_until_it_may_grow(store):
     await store.enqueue([new("before")])
     db = store._engine._db
     (pages,) = db.execute("PRAGMA page_count").fetchone()

@@ -40,7 +40,7 @@ async def test_chunks_of_others_are_not_decoded(directory, unpacked):
         assert unpacked == [3, 1]
 
 
-async def test_a_page_scans_a_bounded_part_and_has_more(directory, unpacked, monkeypatch):
+async def test_a_page_scans_a_bounded_part_and_says_that_there_is_more(directory, unpacked, monkeypatch):
     monkeypatch.setattr(reads, "EVENT_SCAN", 100)
     async with opened(directory) as store:
         for number in range(30):

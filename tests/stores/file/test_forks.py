@@ -8,7 +8,7 @@ import signal
 from tests.stores.file.support import Child, look, quick_check
 
 
-def test_a_store_carried_through_a_fork_is_refused_to_the_child_which_can_open_it_anew(directory):
+def test_a_store_inherited_by_a_fork_is_refused_and_the_child_can_open_its_own(directory):
     # In the child SQLite believes in locks that only the parent has: unless it is closed there first, the parent takes
     # itself for the last user when it closes, and deletes the log that the child goes on to write to.
     with Child("use_after_fork", directory=directory) as child:
@@ -30,7 +30,7 @@ def test_a_store_carried_through_a_fork_is_refused_to_the_child_which_can_open_i
     assert quick_check(directory) == "ok"
 
 
-def test_a_store_that_was_closed_before_the_fork_can_be_opened_on_both_sides(directory):
+def test_a_store_closed_before_a_fork_can_be_opened_by_parent_and_child(directory):
     with Child("open_after_fork", directory=directory) as child:
         assert child.says() == "done"
         child.ends()
@@ -38,7 +38,7 @@ def test_a_store_that_was_closed_before_the_fork_can_be_opened_on_both_sides(dir
     assert quick_check(directory) == "ok"
 
 
-def test_a_process_that_was_forked_while_its_parent_opened_the_store_does_not_keep_the_lock(directory):
+def test_a_child_forked_while_its_parent_opens_the_store_does_not_keep_the_lock(directory):
     directory.mkdir()
     with Child("fork_while_opening", directory=directory) as child:
         fork = child.says()

@@ -53,7 +53,7 @@ class Gate:
         assert await asyncio.to_thread(self._reached.wait, 60)
 
     async def hold(self, store):
-        """Have the writer stand in a commit of its own."""
+        """Stop the writer inside a commit of its own."""
         self.shut()
         standing = asyncio.ensure_future(store.set_tenant("gate", TenantSettings(weight=2.0)))
         await self.reached()
@@ -111,7 +111,7 @@ async def test_calls_of_all_kinds_share_a_commit_and_see_each_other_in_order(sto
     assert again[0].state == "leased"
 
 
-async def test_a_call_alone_is_committed_at_once(store, at_failpoints):
+async def test_a_single_call_is_committed_at_once(store, at_failpoints):
     commits = []
     at_failpoints(lambda name: commits.append(name) if name == "file.before_commit" else None)
     for n in range(5):
@@ -122,7 +122,7 @@ async def test_a_call_alone_is_committed_at_once(store, at_failpoints):
 # Failing alone -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_that_fails_does_not_spoil_its_group(store, gate):
+async def test_a_failed_call_does_not_affect_its_group(store, gate):
     standing = await gate.hold(store)
     calls = await _start(
         store.enqueue([new("1")]),
@@ -143,7 +143,7 @@ async def test_a_call_that_fails_does_not_spoil_its_group(store, gate):
     assert [reader.name for reader in await store.readers(None)] == ["good"]
 
 
-async def test_what_a_failed_call_did_is_undone_with_all_its_traces(store, gate):
+async def test_all_changes_of_a_failed_call_are_undone(store, gate):
     def fails_late(t):
         changes.enqueue(t, [new("lost", queue="other"), new("1")])
         t.flush()
@@ -169,7 +169,7 @@ async def test_what_a_failed_call_did_is_undone_with_all_its_traces(store, gate)
     assert {(lane.queue, lane.counts["ready"]) for lane in stats} == {("mail", 2), ("other", 1), ("third", 1)}
 
 
-async def test_a_failure_of_the_disk_fails_the_whole_group_and_nothing_else(store, gate, directory):
+async def test_a_disk_error_fails_the_whole_group_and_no_other_call(store, gate, directory):
     def breaks(_):
         raise sqlite3.OperationalError("disk I/O error")
 
@@ -188,7 +188,7 @@ async def test_a_failure_of_the_disk_fails_the_whole_group_and_nothing_else(stor
     assert [number_of(event) for event in await all_events(store)] == [1]
 
 
-async def test_a_failed_commit_forgets_what_was_leased_in_it(store, at_failpoints):
+async def test_a_failed_commit_forgets_the_leases_in_it(store, at_failpoints):
     await store.enqueue([new("1")])
 
     def fail(name):
@@ -214,7 +214,7 @@ async def test_a_read_that_fails_says_why_and_the_next_one_works(store):
     assert await store.now() > 0
 
 
-async def test_damage_that_one_call_meets_does_not_spoil_its_group(store, gate, directory):
+async def test_damage_found_by_one_call_does_not_affect_its_group(store, gate, directory):
     await store.enqueue([new("bad", queue="damaged")])
     db = sqlite3.connect(directory / "holdfast.db")
     db.execute("UPDATE jobs SET head = x'c1'")
@@ -232,7 +232,7 @@ async def test_damage_that_one_call_meets_does_not_spoil_its_group(store, gate, 
 # Leaving early -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_canceled_caller_does_not_break_the_others_and_its_call_is_not_run(store, gate):
+async def test_a_canceled_caller_does_not_affect_the_others_and_its_call_does_not_run(store, gate):
     standing = await gate.hold(store)
     calls = await _start(*(store.enqueue([new(f"{n}")]) for n in range(5)))
     calls[2].cancel()
@@ -244,7 +244,7 @@ async def test_a_canceled_caller_does_not_break_the_others_and_its_call_is_not_r
     assert [job and job.id for job in await store.get([key(f"{n}") for n in range(5)])] == ["0", "1", None, "3", "4"]
 
 
-async def test_a_caller_canceled_during_its_commit_breaks_nothing(store, gate):
+async def test_a_caller_canceled_during_its_commit_does_not_affect_the_others(store, gate):
     gate.shut()
     call = asyncio.ensure_future(store.enqueue([new("1")]))
     await gate.reached()
@@ -256,7 +256,7 @@ async def test_a_caller_canceled_during_its_commit_breaks_nothing(store, gate):
     assert all(await store.get([key("1"), key("2")]))
 
 
-def test_an_event_loop_that_ends_with_calls_under_way_breaks_nothing(directory, gate):
+def test_an_event_loop_that_ends_with_calls_in_flight_does_not_affect_the_store(directory, gate):
     async def ask_and_go(store):
         sibling = await store.sibling()
         gate.shut()
@@ -276,7 +276,7 @@ def test_an_event_loop_that_ends_with_calls_under_way_breaks_nothing(directory, 
     assert threads() == []
 
 
-async def test_closing_finishes_what_was_asked_for(directory):
+async def test_closing_finishes_the_calls_in_flight(directory):
     store = await open_at(directory)
     calls = await _start(*(store.enqueue([new(f"{n}")]) for n in range(150)))
     await store.close()
@@ -303,7 +303,7 @@ async def test_a_call_that_waits_too_long_for_another_process_is_busy_and_is_nev
         assert [event.job_id for event in await all_events(store)] == ["later"]
 
 
-async def test_opening_beside_a_process_that_holds_the_lock_for_long_is_busy(directory, monkeypatch):
+async def test_opening_while_another_process_holds_the_lock_is_busy(directory, monkeypatch):
     async with opened(directory):
         pass
     with Child("hold_the_lock", directory=directory) as child:
@@ -341,7 +341,7 @@ def _until(condition):
         assert time.monotonic() < deadline
 
 
-async def test_closing_beside_a_process_that_holds_the_lock_for_long_is_busy(directory, monkeypatch):
+async def test_closing_while_another_process_holds_the_lock_is_busy(directory, monkeypatch):
     store = await open_at(directory)
     with Child("hold_the_lock", directory=directory) as child:
         assert await child.heard() == "held"
@@ -364,7 +364,7 @@ async def _ended(name):
             await asyncio.to_thread(thread.join, 60)
 
 
-async def test_a_program_that_locks_the_database_itself_makes_the_store_busy(directory, monkeypatch):
+async def test_a_program_that_locks_the_database_makes_the_store_busy(directory, monkeypatch):
     monkeypatch.setattr(database, "BUSY_S", 0.05)
     async with opened(directory) as store:
         other = sqlite3.connect(directory / "holdfast.db", isolation_level=None)

@@ -58,7 +58,7 @@ async def complete_all(store, jobs):
 # Who dies ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_job_whose_enqueuer_is_killed_before_it_hands_it_over_is_released_with_its_attempt(directory):
+async def test_a_job_whose_producer_is_killed_before_the_handoff_is_released_with_its_attempt(directory):
     async with opened(directory, CLOCK) as store, waiting(store) as (inbox, jobs):
         with Child("enqueue_and_die", directory=directory, options=CLOCK, point="file.after_commit") as child:
             child.dies()
@@ -74,7 +74,7 @@ async def test_a_job_whose_enqueuer_is_killed_before_it_hands_it_over_is_release
         await eventually(lambda: [job.id for job in jobs] == ["2"])
 
 
-async def test_a_worker_that_leaves_releases_what_never_came(directory):
+async def test_a_worker_that_leaves_releases_jobs_that_did_not_arrive_in_its_fifo(directory):
     async with opened(directory, CLOCK) as store:
         async with waiting(store):
             with Child("enqueue_and_die", directory=directory, options=CLOCK, point="file.after_commit") as child:
@@ -84,7 +84,7 @@ async def test_a_worker_that_leaves_releases_what_never_came(directory):
         assert (job.state, job.attempts) == (JobState.READY, 0)
 
 
-async def test_what_came_is_not_released_though_its_enqueuer_died_right_after_it(directory):
+async def test_a_job_that_arrived_is_not_released_even_if_its_producer_dies(directory):
     async with opened(directory, CLOCK) as store, waiting(store, limit=3) as (inbox, jobs):
         with Child("enqueue_and_die", directory=directory, options=CLOCK, point="file.after_sending") as child:
             child.dies()
@@ -96,7 +96,7 @@ async def test_what_came_is_not_released_though_its_enqueuer_died_right_after_it
         assert await states(store, "1") == [JobState.COMPLETED]
 
 
-async def test_an_enqueuer_killed_before_its_commit_took_nothing(directory):
+async def test_a_producer_killed_before_its_commit_leases_nothing(directory):
     async with opened(directory) as store, waiting(store) as (_, jobs):
         with Child("enqueue_and_die", directory=directory, options="", point="file.before_commit") as child:
             child.dies()
@@ -106,7 +106,7 @@ async def test_an_enqueuer_killed_before_its_commit_took_nothing(directory):
         await eventually(lambda: [job.id for job in jobs] == ["2"])
 
 
-async def test_a_worker_killed_after_a_hand_off_gets_nothing_more(directory):
+async def test_a_worker_killed_after_a_handoff_gets_no_further_jobs(directory):
     async with opened(directory, CLOCK) as store:
         with Child("wait_for_jobs", directory=directory, options=CLOCK, limit=5) as child:
             assert await child.heard() == "waiting"
@@ -119,7 +119,7 @@ async def test_a_worker_killed_after_a_hand_off_gets_nothing_more(directory):
         await comes_back(store, "1")
 
 
-async def test_a_worker_that_stands_still_gets_what_it_offered_to_take(directory):
+async def test_a_frozen_worker_gets_no_more_jobs_than_it_registered_for(directory):
     async with opened(directory, CLOCK) as store:
         with Child("wait_for_jobs", directory=directory, options=CLOCK, limit=3) as child:
             assert await child.heard() == "waiting"
@@ -132,7 +132,7 @@ async def test_a_worker_that_stands_still_gets_what_it_offered_to_take(directory
             assert [await child.heard() for _ in range(3)] == ["0", "1", "2"]
 
 
-async def test_an_offer_of_a_worker_that_stands_still_is_over_soon(directory):
+async def test_the_registration_of_a_frozen_worker_expires(directory):
     async with opened(directory, CLOCK) as store:
         with Child("wait_for_jobs", directory=directory, options=CLOCK, limit=3) as child:
             assert await child.heard() == "waiting"
@@ -142,7 +142,7 @@ async def test_an_offer_of_a_worker_that_stands_still_is_over_soon(directory):
             assert await states(store, "1") == [JobState.READY]
 
 
-async def test_a_fork_of_a_killed_worker_is_not_taken_for_it(directory):
+async def test_a_fork_of_a_killed_worker_does_not_receive_its_jobs(directory):
     async with opened(directory) as store:
         with Child("wait_with_a_fork", directory=directory) as child:
             heir = await child.heard()
@@ -157,7 +157,7 @@ async def test_a_fork_of_a_killed_worker_is_not_taken_for_it(directory):
 # What goes wrong -----------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_not_committed_is_not_handed_off(directory):
+async def test_an_uncommitted_job_is_not_handed_off(directory):
     def fail(name):
         if name == "file.before_commit":
             failpoint.install(None)
@@ -173,7 +173,7 @@ async def test_what_was_not_committed_is_not_handed_off(directory):
         assert await store.get([key("1")]) == [None]
 
 
-async def test_a_call_that_fails_beside_others_hands_nothing_off(directory):
+async def test_a_failed_call_in_a_group_hands_off_no_job(directory):
     def broken(t):
         t.hand_off(*_made(t, new("broken")), t.lane("acme", "mail"))
         raise ZeroDivisionError
@@ -191,7 +191,7 @@ def _made(t, item):
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 8, b"\0\0\0\5\0\0\0\0ab", b"\xff" * 5000, b"\x7f" + b"\0" * 5000])
-async def test_a_damaged_table_of_waiters_is_an_empty_one(directory, damage):
+async def test_a_damaged_table_of_waiters_counts_as_empty(directory, damage):
     async with opened(directory) as store, waiting(store) as (inbox, jobs):
         (directory / "waiters").write_bytes(damage)
         async with opened(directory) as other:
@@ -202,7 +202,7 @@ async def test_a_damaged_table_of_waiters_is_an_empty_one(directory, damage):
         await eventually(lambda: [job.id for job in jobs] == ["2"])
 
 
-async def test_a_large_job_goes_by_a_claim(directory):
+async def test_a_large_job_is_claimed_and_not_handed_off(directory):
     async with opened(directory) as store, opened(directory) as other, waiting(store, 3) as (inbox, jobs):
         heard = asyncio.Event()
         store.listen(lambda _: heard.set(), {Hint.READY})
@@ -218,7 +218,7 @@ async def test_a_large_job_goes_by_a_claim(directory):
 # Nothing left behind -------------------------------------------------------------------------------------------------
 
 
-async def test_the_next_worker_clears_away_what_dead_ones_left(directory):
+async def test_the_next_worker_removes_the_entries_of_dead_ones(directory):
     async with opened(directory) as store, waiting(store):
         (mine,) = names_in(directory / "inboxes")
         for name in ("old", "new", mine):
@@ -231,7 +231,7 @@ async def test_the_next_worker_clears_away_what_dead_ones_left(directory):
             assert "old" not in names_in(directory / "inboxes")
 
 
-async def test_a_handle_that_closes_takes_its_places_along(directory):
+async def test_a_handle_that_closes_removes_its_waiters(directory):
     async with opened(directory) as store:
         twin = await store.sibling()
         inbox = twin.open_inbox(lambda *_: None)
@@ -253,7 +253,7 @@ async def test_a_job_that_was_handed_off_is_completed_as_one_that_was_claimed(di
         assert {state: count for state, count in stats.counts.items() if count} == {JobState.COMPLETED: 1}
 
 
-async def test_what_cannot_be_read_is_skipped_and_the_next_is_taken(directory):
+async def test_an_unreadable_message_is_skipped(directory):
     """Of another version, say: its lease runs out."""
     async with opened(directory) as store, waiting(store, 3) as (_, jobs):
         (name,) = names_in(directory / "inboxes")
@@ -265,7 +265,7 @@ async def test_what_cannot_be_read_is_skipped_and_the_next_is_taken(directory):
         await eventually(lambda: [job.id for job in jobs] == ["1"])
 
 
-async def test_a_lease_that_has_run_out_comes_before_what_is_new(directory):
+async def test_an_expired_lease_is_claimed_before_a_new_job(directory):
     """It is not handed off past it: a claim ends that lease first. [LEASE-3]"""
     async with opened(directory, CLOCK) as store:
         await store.enqueue([new("old")])
@@ -277,8 +277,8 @@ async def test_a_lease_that_has_run_out_comes_before_what_is_new(directory):
             assert jobs == []
 
 
-def test_a_worker_whose_loop_is_gone_is_handed_nothing(directory):
-    """By others, who only see that its FIFO has a reader: so it goes with the next thing this process does."""
+def test_a_worker_with_a_closed_event_loop_gets_no_jobs(directory):
+    """By other processes, which only see that its FIFO has a reader: its next action withdraws it."""
     store = None
 
     async def wait_and_go():
@@ -299,7 +299,7 @@ def test_a_worker_whose_loop_is_gone_is_handed_nothing(directory):
     assert threads() == []
 
 
-async def test_a_fork_that_closes_what_it_inherited_leaves_it_to_its_parent(directory):
+async def test_a_fork_that_closes_inherited_files_does_not_affect_its_parent(directory):
     async with opened(directory) as store, waiting(store):
         before = names_in(directory / "inboxes")
         with warnings.catch_warnings():

@@ -22,7 +22,7 @@ def _log(directory):
 
 
 def _frames(directory):
-    """How many frames of the log are in use: those with the salt of its head, one behind another."""
+    """The number of frames of the log in use: consecutive ones with the salt of its head."""
     data = _log(directory).read_bytes()
     salt, size = data[16:24], 24 + struct.unpack_from(">I", data, 8)[0]
     count = 0
@@ -38,7 +38,7 @@ async def _fill(store, singles=SINGLES):
 
 @pytest.fixture
 async def killed(directory, tmp_path):
-    """What a process leaves behind that dies after some single commits."""
+    """The files of a process that dies after some single commits."""
     copy = tmp_path / "copy"
     async with opened(directory) as store:
         await _fill(store)
@@ -48,7 +48,7 @@ async def killed(directory, tmp_path):
     return copy
 
 
-async def test_single_commits_overwrite_what_is_there(directory):
+async def test_single_commits_overwrite_the_preallocated_log(directory):
     async with opened(directory) as store:
         await _fill(store)
         size = _log(directory).stat().st_size
@@ -59,13 +59,13 @@ async def test_single_commits_overwrite_what_is_there(directory):
         assert _frames(directory)[0] > used
 
 
-async def test_a_program_that_writes_little_leaves_the_log_as_it_is(directory):
+async def test_a_program_that_writes_little_does_not_preallocate_the_log(directory):
     async with opened(directory) as store:
         await _fill(store, 3)
         assert _log(directory).stat().st_size < wal.MIN_SIZE
 
 
-async def test_what_was_acknowledged_is_there_after_a_crash(killed):
+async def test_acknowledged_jobs_survive_a_crash(killed):
     assert _log(killed).stat().st_size % wal.STEP == 0
     async with opened(killed) as store:
         assert None not in await store.get([key(f"{n}") for n in range(SINGLES)])
@@ -76,7 +76,7 @@ async def test_what_was_acknowledged_is_there_after_a_crash(killed):
 @pytest.mark.parametrize(
     "tail", ["cut in the zeros", "cut behind the last", "torn", "garbled", "garbage behind", "gone"]
 )
-async def test_a_log_that_is_torn_ends_where_it_is_torn(killed, tail):
+async def test_a_torn_log_ends_at_the_tear(killed, tail):
     used, size = _frames(killed)
     end = 32 + used * size
     with _log(killed).open("r+b") as log:
@@ -96,7 +96,7 @@ async def test_a_log_that_is_torn_ends_where_it_is_torn(killed, tail):
     assert quick_check(killed) == "ok"
 
 
-async def test_a_disk_that_has_no_room_for_zeros_takes_jobs(directory, monkeypatch):
+async def test_a_disk_without_room_for_preallocation_accepts_jobs(directory, monkeypatch):
     asked = []
 
     def full(descriptor, data, offset):
@@ -110,7 +110,7 @@ async def test_a_disk_that_has_no_room_for_zeros_takes_jobs(directory, monkeypat
         assert all(job.state is JobState.READY for job in await store.get([key(f"{n}") for n in range(SINGLES)]))
 
 
-async def test_a_store_that_was_made_anew_keeps_its_own_log(directory, tmp_path):
+async def test_a_recreated_store_keeps_its_own_log(directory, tmp_path):
     """A process that still has the old one open is refused, and must not write to the log of the new one."""
     async with opened(directory) as old:
         await _fill(old, 10)
@@ -128,7 +128,7 @@ async def test_a_store_that_was_made_anew_keeps_its_own_log(directory, tmp_path)
             assert _log(directory).stat().st_size == size
 
 
-async def test_a_system_without_fdatasync_and_troubles_of_any_kind_leave_the_writer_alive(directory, monkeypatch):
+async def test_a_system_without_fdatasync_and_any_error_leave_the_writer_running(directory, monkeypatch):
     asked = []
 
     def broken(descriptor):

@@ -15,7 +15,7 @@ def new(id: str) -> NewJob:
     return NewJob(JobKey("acme", "q", id), Envelope("t", b"{}", result_ttl_ms=0))
 
 
-async def test_nothing_is_acknowledged_into_a_directory_that_was_removed(tmp_path):
+async def test_no_job_is_acknowledged_into_a_removed_directory(tmp_path):
     store = await open_store(f"file:{tmp_path}/data")
     await store.enqueue([new("a")])
     shutil.rmtree(tmp_path / "data")
@@ -24,7 +24,7 @@ async def test_nothing_is_acknowledged_into_a_directory_that_was_removed(tmp_pat
     await store.close()
 
 
-async def test_a_database_that_was_replaced_is_neither_read_nor_written_by_those_who_had_it_open(tmp_path):
+async def test_a_replaced_database_is_neither_read_nor_written_through_old_handles(tmp_path):
     """A backup that is moved over the file: connections of before see the old one, later ones the new one."""
     store = await open_store(f"file:{tmp_path}/data")
     await store.enqueue([new("a")])
@@ -43,20 +43,20 @@ async def test_a_database_that_was_replaced_is_neither_read_nor_written_by_those
 
 
 @pytest.mark.parametrize("made, opened", [("frozen", "1"), ("0", "frozen")])
-async def test_a_frozen_clock_is_a_matter_of_how_the_store_was_made(tmp_path, made, opened):
+async def test_a_store_keeps_the_kind_of_clock_that_it_was_created_with(tmp_path, made, opened):
     await (await open_store(f"file:{tmp_path}/data?test_clock={made}")).close()
     with pytest.raises(StoreMismatch, match="test_clock=frozen"):
         await open_store(f"file:{tmp_path}/data?test_clock={opened}")
 
 
-async def test_a_store_that_must_be_there_is_not_made(tmp_path):
+async def test_a_store_that_must_exist_is_not_created(tmp_path):
     with pytest.raises(StoreUnavailable, match="there is no store"):
         await open_store(f"file:{tmp_path}/data?create=0")
     assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("url", ["file://data", "file://./data"])
-def test_a_directory_is_not_taken_for_a_host(url):
+def test_a_directory_is_not_parsed_as_a_host(url):
     """Two slashes would have made it a directory at the root."""
     with pytest.raises(InvalidOption, match=r"write 'file:(\./)?data'"):
         make_store(url)
@@ -68,7 +68,7 @@ def test_a_url_without_a_directory_is_refused():
 
 
 @pytest.mark.parametrize("url", ["memory:blobs-{}", "file:{}/data"])
-async def test_a_pruner_without_a_blob_store_leaves_the_names_to_one_that_has_one(url, tmp_path):
+async def test_a_pruner_without_a_blob_store_leaves_blob_names_to_one_with_a_blob_store(url, tmp_path):
     store = await open_store(url.format(tmp_path))
     await store.enqueue([new("a")])
     (job,) = (await store.claim(ClaimRequest("acme", ("q",), 1, 30_000, "w"))).jobs

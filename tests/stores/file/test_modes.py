@@ -45,14 +45,14 @@ def modes(directory):
 
 
 @pytest.mark.parametrize("query, directories, files", [("", 0o700, 0o600), ("?group=1", 0o770, 0o660)])
-async def test_what_a_store_makes_is_closed_to_others(tmp_path, umask, query, directories, files):
+async def test_the_files_of_a_store_are_private(tmp_path, umask, query, directories, files):
     async for queue in _use(f"file:{tmp_path}/a/data{query}"):
         assert modes(tmp_path / "a" / "data") == ({directories}, {files})
         (access,) = [finding for finding in await queue.store.doctor() if finding.subject == "access"]
         assert access.level == "ok"
 
 
-async def test_a_store_stays_as_it_was_made_whoever_opens_it(tmp_path):
+async def test_a_store_keeps_its_permissions_for_every_user(tmp_path):
     for made, opened, expected in (("?group=1", "", (0o770, 0o660)), ("", "?group=1", (0o700, 0o600))):
         directory = tmp_path / f"data{expected[0]}"
         await (await open_store(f"file:{directory}{made}")).close()

@@ -51,7 +51,7 @@ class Received:
 # Hearing -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_waiting_process_hreceived_of_a_commit_by_another(directory):
+async def test_a_waiting_process_is_notified_of_another_processs_commit(directory):
     async with opened(directory) as store:
         received = Received()
         store.listen(received, {Hint.READY})
@@ -65,7 +65,7 @@ async def test_a_waiting_process_hreceived_of_a_commit_by_another(directory):
         assert len((await store.claim(wish())).jobs) == 1
 
 
-async def test_each_process_hreceived_only_what_it_asked_for(directory):
+async def test_each_process_gets_only_the_hints_that_it_listens_for(directory):
     async with opened(directory) as store:
         with Child("listen", directory=directory, hints=["done", "canceled"]) as child:
             assert await child.heard() == "listening"
@@ -77,7 +77,7 @@ async def test_each_process_hreceived_only_what_it_asked_for(directory):
             assert {await child.heard(), await child.heard()} == {"done", "canceled"}
 
 
-async def test_several_processes_hear_of_one_commit(directory):
+async def test_several_processes_are_notified_of_one_commit(directory):
     async with opened(directory) as store:
         children = [Child("listen", directory=directory, hints=["ready"]) for _ in range(3)]
         for child in children:
@@ -90,7 +90,7 @@ async def test_several_processes_hear_of_one_commit(directory):
                 child.ends()
 
 
-async def test_a_second_handle_in_this_process_hreceived_too(directory):
+async def test_a_second_handle_in_the_same_process_is_notified_too(directory):
     async with opened(directory) as one, opened(directory) as other:
         received = Received()
         other.listen(received, {Hint.READY})
@@ -119,7 +119,7 @@ async def test_a_listener_that_starts_while_another_waits_takes_nothing_from_it(
         await received.wait()
 
 
-async def test_a_listener_that_raises_does_not_deafen_the_others(directory):
+async def test_a_listener_that_raises_does_not_affect_the_others(directory):
     async with opened(directory) as store:
         failures = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
@@ -134,7 +134,7 @@ async def test_a_listener_that_raises_does_not_deafen_the_others(directory):
         assert {type(failure) for failure in failures} == {ZeroDivisionError}
 
 
-async def test_a_listener_that_has_stopped_hreceived_nothing(directory):
+async def test_a_stopped_listener_is_not_notified(directory):
     async with opened(directory) as store, opened(directory) as other:
         gone, received = Received(), Received()
         stop = store.listen(gone, {Hint.READY})
@@ -149,13 +149,13 @@ async def test_a_listener_that_has_stopped_hreceived_nothing(directory):
 # Names in the directory ----------------------------------------------------------------------------------------------
 
 
-async def test_a_store_that_nobody_listens_to_has_no_fifo(directory):
+async def test_a_store_without_listeners_has_no_fifo(directory):
     async with opened(directory) as store:
         await store.enqueue([new("1")])
         assert not (directory / "notifications").exists()
 
 
-async def test_the_fifo_goes_after_the_last_listener_and_with_the_store(directory, monkeypatch):
+async def test_the_fifo_is_removed_after_the_last_listener_and_with_the_store(directory, monkeypatch):
     monkeypatch.setattr(subscribers, "LINGER_S", 0)
     async with opened(directory) as store:
         stops = [store.listen(Received(), {hint}) for hint in Hint]
@@ -168,7 +168,7 @@ async def test_the_fifo_goes_after_the_last_listener_and_with_the_store(director
     assert names_in(directory / "notifications") == []
 
 
-async def test_who_waits_again_soon_finds_his_fifo(directory):
+async def test_a_listener_that_returns_soon_keeps_its_fifo(directory):
     async with opened(directory) as store:
         store.listen(Received(), {Hint.DONE})()
         (name,) = names_in(directory / "notifications")
@@ -183,7 +183,7 @@ async def test_who_waits_again_soon_finds_his_fifo(directory):
         await received.wait()
 
 
-async def test_a_process_that_waits_gets_the_record_of_a_job_that_ended(directory):
+async def test_a_waiting_process_gets_the_record_of_an_ended_job(directory):
     async with opened(directory) as store, opened(directory) as other:
         received = Received()
         other.listen(received, {Hint.DONE})
@@ -196,7 +196,7 @@ async def test_a_process_that_waits_gets_the_record_of_a_job_that_ended(director
         assert len(received.signals) == 2
 
 
-async def test_who_was_behind_looks_at_everything(directory):
+async def test_a_listener_that_was_behind_checks_everything(directory):
     # Of what was sent to a full FIFO there is no trace in it.
     async with opened(directory) as store:
         received = Received()
@@ -222,7 +222,7 @@ async def test_the_fifo_of_a_dead_process_is_removed_by_the_next_commit(director
     assert names_in(directory / "notifications") == []
 
 
-async def test_a_full_fifo_holds_nobody_up(directory):
+async def test_a_full_fifo_blocks_no_process(directory):
     async with opened(directory) as store:
         with Child("listen", directory=directory, hints=["ready"]) as child:
             assert await child.heard() == "listening"
@@ -244,7 +244,7 @@ async def test_a_full_fifo_holds_nobody_up(directory):
         assert names_in(directory / "notifications") == [name]
 
 
-async def test_strange_names_beside_the_fifos_are_left_alone(directory):
+async def test_foreign_files_beside_the_fifos_are_left_alone(directory):
     (directory / "notifications").mkdir(parents=True)
     for name in ("README", "x-1", "-", "ff", "1-"):
         (directory / "notifications" / name).write_text("")
@@ -338,7 +338,7 @@ def test_a_listener_whose_loop_is_gone_does_not_stop_the_store(directory):
     assert names_in(directory / "notifications") == []
 
 
-async def test_more_who_wait_than_files_that_may_be_open_hear_all_the_same(directory, monkeypatch):
+async def test_more_waiting_processes_than_open_files_are_all_notified(directory, monkeypatch):
     monkeypatch.setattr(notifications, "MAX_OPEN", 2)
     lines = notifications.FifoWriters(directory / "notifications")
     directory.mkdir(exist_ok=True)
@@ -355,7 +355,7 @@ async def test_more_who_wait_than_files_that_may_be_open_hear_all_the_same(direc
     assert _descriptors() == before - 5
 
 
-def test_what_another_version_wrote_means_that_anything_may_have_changed():
+def test_a_message_of_another_version_means_that_anything_may_have_changed():
     mask, records = notifications._unpack(bytes((notifications.RECORDS,)) + b"\0\3abc" + bytes((1,)))
     assert mask == notifications.ALL
     assert records == []

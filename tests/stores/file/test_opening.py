@@ -190,7 +190,7 @@ def _older(path):
         (_older, "earlier Holdfast.*use a new directory"),
     ],
 )
-async def test_what_is_not_ours_is_refused_and_left_untouched(directory, make, message):
+async def test_a_foreign_file_is_refused_and_left_unchanged(directory, make, message):
     directory.mkdir()
     path = directory / "holdfast.db"
     make(path)
@@ -213,7 +213,7 @@ async def test_a_newer_schema_that_is_still_in_the_log_is_refused(directory):
             await open_at(directory)
 
 
-async def test_a_file_that_the_log_has_yet_to_complete_is_not_taken_for_damaged(directory):
+async def test_a_file_that_its_log_completes_does_not_count_as_damaged(directory):
     # A process that dies while it moves the log into the file leaves a new header before the pages that it counts.
     path, log = directory / "holdfast.db", directory / "holdfast.db-wal"
     async with opened(directory) as store:
@@ -239,7 +239,7 @@ def _garble(directory, which):
     return damaged
 
 
-async def test_garbage_that_opening_meets_is_refused(directory):
+async def test_a_damaged_header_is_refused_at_opening(directory):
     path = await _filled(directory)
     damaged = _garble(directory, "name = 'counters'")
     with pytest.raises(StoreMismatch, match="damaged"):
@@ -249,7 +249,7 @@ async def test_garbage_that_opening_meets_is_refused(directory):
     assert open_files(directory) == []
 
 
-async def test_garbage_in_the_middle_answers_mismatch_and_acknowledges_nothing(directory):
+async def test_a_damaged_page_raises_mismatch_and_acknowledges_nothing(directory):
     path = await _filled(directory)
     damaged = _garble(directory, "name != 'counters'")
     async with opened(directory) as store:
@@ -263,7 +263,7 @@ async def test_garbage_in_the_middle_answers_mismatch_and_acknowledges_nothing(d
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_garbled_pages_are_met_with_mismatch_or_found_by_the_doctor(directory, seed):
+async def test_damaged_pages_raise_mismatch_or_are_found_by_the_doctor(directory, seed):
     path = await _filled(directory)
     rng = random.Random(seed)
     data = bytearray(path.read_bytes())
@@ -295,7 +295,7 @@ async def _use(store):
     return errors
 
 
-async def test_a_row_that_cannot_be_read_is_damage(directory):
+async def test_an_unreadable_row_counts_as_damage(directory):
     async with opened(directory) as store:
         await store.enqueue([new("a"), new("b")])
         db = sqlite3.connect(directory / "holdfast.db")
@@ -330,7 +330,7 @@ async def _filled(directory):
 
 
 @pytest.mark.parametrize("place", ["file", "file/below", "file/far/below"])
-async def test_a_place_that_is_a_file_or_below_one_is_unavailable(tmp_path, place):
+async def test_a_directory_that_is_a_file_or_below_one_is_unavailable(tmp_path, place):
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(StoreUnavailable, match="cannot create"):
         await open_at(tmp_path / place)
@@ -371,9 +371,7 @@ server:/export {home} {kind} rw,vers=4.2 0 0
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "9p", "fuse.sshfs", "fuse.mergerfs", "vfat", "of-tomorrow"])
-async def test_a_file_system_that_is_not_known_to_be_safe_is_refused_unless_it_is_asked_for(
-    tmp_path, monkeypatch, kind
-):
+async def test_an_unknown_file_system_is_refused_unless_an_option_allows_it(tmp_path, monkeypatch, kind):
     _mount(monkeypatch, MOUNTS.format(home=tmp_path, kind=kind))
     with pytest.raises(StoreMismatch, match=rf"on a file system \({kind}\) .* add \?unsafe_fs=1 to the URL"):
         await open_at(tmp_path / "store")
@@ -384,12 +382,12 @@ async def test_a_file_system_that_is_not_known_to_be_safe_is_refused_unless_it_i
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "virtiofs"])
-async def test_a_local_file_system_is_taken(tmp_path, monkeypatch, kind):
+async def test_a_local_file_system_is_accepted(tmp_path, monkeypatch, kind):
     _mount(monkeypatch, MOUNTS.format(home=tmp_path, kind=kind))
     await (await open_at(tmp_path / "store")).close()
 
 
-async def test_a_local_disk_inside_a_network_file_system_is_taken(tmp_path, monkeypatch):
+async def test_a_local_disk_inside_a_network_file_system_is_accepted(tmp_path, monkeypatch):
     _mount(monkeypatch, MOUNTS.format(home=tmp_path, kind="nfs4"))
     async with opened(tmp_path / "local disk" / "store") as store:
         await store.enqueue([new("1")])
@@ -401,7 +399,7 @@ async def test_a_neighbour_of_a_mount_point_is_not_inside_it(tmp_path, monkeypat
         await store.enqueue([new("1")])
 
 
-async def test_the_last_mount_on_a_point_is_the_one_that_counts(tmp_path, monkeypatch):
+async def test_the_last_mount_on_a_mount_point_counts(tmp_path, monkeypatch):
     _mount(monkeypatch, f"server:/export {tmp_path} nfs4 rw 0 0\n/dev/sdb1 {tmp_path} ext4 rw 0 0\n")
     async with opened(tmp_path / "store") as store:
         await store.enqueue([new("1")])
@@ -415,7 +413,7 @@ async def test_the_last_mount_on_a_point_is_the_one_that_counts(tmp_path, monkey
         ("", ""),
     ],
 )
-def test_where_there_is_no_proc_the_mount_command_says_it(tmp_path, monkeypatch, output, kind):
+def test_without_proc_the_mount_command_is_used(tmp_path, monkeypatch, output, kind):
     _mount(monkeypatch, None)
     mount = tmp_path / "mount"
     mount.write_text(f"#!/bin/sh\ncat <<'END'\n{output.format(at=tmp_path)}END\n")
@@ -424,7 +422,7 @@ def test_where_there_is_no_proc_the_mount_command_says_it(tmp_path, monkeypatch,
     assert database.file_system(tmp_path / "store") == kind
 
 
-async def test_a_system_that_does_not_tell_its_mounts_is_refused(tmp_path, monkeypatch):
+async def test_a_system_that_does_not_show_its_mounts_is_refused(tmp_path, monkeypatch):
     _mount(monkeypatch, None)
     monkeypatch.setattr(database, "MOUNT", str(tmp_path / "nothing"))
     with pytest.raises(StoreMismatch, match="of an unknown type"):
@@ -444,14 +442,14 @@ def _mount(monkeypatch, text):
     monkeypatch.setattr(Path, "read_text", read)
 
 
-async def test_an_old_sqlite_is_named_and_nothing_is_made(directory, monkeypatch):
+async def test_an_old_sqlite_is_named_and_no_store_is_created(directory, monkeypatch):
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 37, 2))
     with pytest.raises(StoreUnavailable, match=r"needs SQLite 3\.38"):
         await open_at(directory)
     assert not directory.exists()
 
 
-async def test_an_unknown_option_is_refused_and_nothing_is_made(directory):
+async def test_an_unknown_option_is_refused_and_no_store_is_created(directory):
     with pytest.raises(InvalidOption, match=r"colour.*no such option.*keep_events"):
         await open_at(directory, "?colour=blue")
     assert not directory.exists()

@@ -28,7 +28,7 @@ async def large(directory, store):
     assert look(directory, MISSING) == [(0,)]
 
 
-async def test_payloads_of_all_sizes_come_back_whole_from_every_way_to_read_them(large):
+async def test_payloads_of_all_sizes_are_returned_whole_by_every_read(large):
     whole = {f"{size}": _payload(size) for size in SIZES}
 
     def payloads(jobs):
@@ -42,13 +42,13 @@ async def test_payloads_of_all_sizes_come_back_whole_from_every_way_to_read_them
     assert payloads(await large.get([key(id_) for id_ in whole])) == whole
 
 
-async def test_payloads_come_back_whole_in_another_process_life(directory, large):
+async def test_payloads_are_returned_whole_after_a_restart(directory, large):
     async with opened(directory) as other:
         for job in (await other.claim(wish())).jobs:
             assert job.envelope.payload == _payload(int(job.id))
 
 
-async def test_a_payload_comes_back_whole_after_a_retry_an_expiry_and_a_replay(large):
+async def test_a_payload_is_returned_whole_after_a_retry_an_expiry_and_a_replay(large):
     await large.enqueue([new("odd", b"o" * 5000, queue="odd", max_attempts=2, backoff=Backoff(0, 1.0, 0, "none"))])
     (job,) = (await large.claim(wish(queues=("odd",)))).jobs
     await large.finish([Finish(job.key, job.token, "retry", delay_ms=0)])
@@ -61,7 +61,7 @@ async def test_a_payload_comes_back_whole_after_a_retry_an_expiry_and_a_replay(l
     assert job.envelope.payload == b"o" * 5000
 
 
-async def test_prune_removes_the_payloads_of_what_it_forgets(directory, large):
+async def test_prune_removes_the_payloads_of_the_jobs_that_it_forgets(directory, large):
     held = (await large.claim(wish(5))).jobs
     await large.finish([complete(job, Result(b"r" * 2000)) for job in held])
     assert look(directory, "SELECT count(*) FROM payloads") == [(4,)]
@@ -78,7 +78,7 @@ async def test_purge_removes_the_payload(directory, large):
     assert look(directory, "SELECT count(*) FROM payloads") == [(0,)]
 
 
-async def test_a_job_that_takes_the_place_of_another_replaces_its_payload(directory, large):
+async def test_a_job_that_replaces_another_replaces_its_payload(directory, large):
     held = (await large.claim(wish())).jobs
     await large.finish([Finish(job.key, job.token, "fail") for job in held])
     again = [new(f"{size}", b"n" * 2000) for size in SIZES]
@@ -95,7 +95,7 @@ async def test_a_duplicate_leaves_no_second_payload(directory, large):
     assert job.envelope.payload == _payload(PAYLOAD_LIMIT)
 
 
-async def test_a_long_batch_with_ids_that_are_there_is_taken_item_by_item(directory):
+async def test_a_long_batch_with_existing_ids_is_stored_item_by_item(directory):
     # Most of these jobs are inserted many at a time, the rest one by one.
     async with opened(directory) as store:
         await store.enqueue([new("7"), new("205")])

@@ -118,7 +118,7 @@ class Machine:
 
 
 @pytest.mark.parametrize("chain", range(3))
-async def test_nothing_acknowledged_is_lost_over_many_power_cuts(tmp_path, chain):
+async def test_no_acknowledged_job_is_lost_over_many_power_cuts(tmp_path, chain):
     seed = SEED + chain
     machine = Machine(tmp_path, seed)
     for life in range(LIVES // 3):
@@ -135,7 +135,7 @@ async def test_nothing_acknowledged_is_lost_over_many_power_cuts(tmp_path, chain
     assert len(machine.promises.completed) > 5
 
 
-async def test_every_moment_of_making_a_store_can_be_the_last(tmp_path):
+async def test_a_store_survives_a_power_cut_at_any_moment_of_its_creation(tmp_path):
     machine = Machine(tmp_path, SEED)
     disk = machine.live(300, 300)
     first = next(n for n, record in enumerate(disk.records) if record.kind == "note")

@@ -21,7 +21,7 @@ JOBS = 200
 
 @pytest.fixture(scope="module")
 def worked(tmp_path_factory):
-    """Four processes have enqueued and done jobs in one directory, all at once: the directory, and who ran what."""
+    """Four processes have enqueued and run jobs in one directory concurrently. Returns the directory and the runs."""
     directory = tmp_path_factory.mktemp("shared") / "store"
     children = {
         name: Child("work", directory=directory, name=name, jobs=JOBS, total=JOBS * len(WORKERS)) for name in WORKERS
@@ -57,7 +57,7 @@ def test_tokens_are_never_given_twice_and_grow(worked):
     assert len({token for ran in runs.values() for _, token, _ in ran}) == JOBS * len(WORKERS)
 
 
-async def test_the_log_has_every_move_once_and_in_order(worked):
+async def test_the_log_has_every_transition_once_and_in_order(worked):
     directory, runs = worked
     async with opened(directory) as store:
         events = await all_events(store)
@@ -142,7 +142,7 @@ AFTER = {
 
 
 @pytest.mark.parametrize("step", AFTER)
-async def test_death_before_the_commit_leaves_nothing_of_the_group(directory, step):
+async def test_a_kill_before_the_commit_leaves_nothing_of_the_group(directory, step):
     held = _die_at(directory, "file.before_commit", step)
     async with opened(directory) as store:
         assert await _states(store) == BEFORE
@@ -151,7 +151,7 @@ async def test_death_before_the_commit_leaves_nothing_of_the_group(directory, st
 
 
 @pytest.mark.parametrize("step", AFTER)
-async def test_death_after_the_commit_leaves_all_of_the_group(directory, step):
+async def test_a_kill_after_the_commit_leaves_all_of_the_group(directory, step):
     held = _die_at(directory, "file.after_commit", step)
     async with opened(directory) as store:
         states = await _states(store)
@@ -196,7 +196,7 @@ def _waiting_and_stuck(directory):
             yield waiting, stuck
 
 
-def test_who_waits_for_a_writer_goes_on_when_it_is_killed(directory):
+def test_a_waiting_writer_continues_when_the_other_is_killed(directory):
     with _waiting_and_stuck(directory) as (waiting, stuck):
         waiting.go_on()
         stuck.kill()
@@ -205,7 +205,7 @@ def test_who_waits_for_a_writer_goes_on_when_it_is_killed(directory):
     assert look(directory, "SELECT id FROM jobs") == [("waited",)]
 
 
-def test_who_waits_for_a_writer_goes_on_when_it_does(directory):
+def test_a_waiting_writer_continues_when_the_other_does(directory):
     with _waiting_and_stuck(directory) as (waiting, stuck):
         waiting.go_on()
         stuck.go_on()

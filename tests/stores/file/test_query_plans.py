@@ -69,13 +69,13 @@ def test_every_name_that_the_code_asks_for_exists():
     assert asked <= set(SQL)
 
 
-def test_no_statement_stands_twice():
+def test_no_statement_is_defined_twice():
     text = (SOURCE / "queries.sql").read_text()
     names = re.findall(r"^-- name: (\w+)$", text, flags=re.MULTILINE)
     assert sorted(names) == sorted(set(names)) == sorted(SQL)
 
 
-def test_a_query_of_arms_has_one_for_each_priority():
+def test_a_query_over_priorities_has_an_arm_for_each():
     assert VISIBLE.count("rank = ") == 10
     assert sql.arms("soonest_arm").count("UNION ALL") == 9
 
@@ -186,7 +186,7 @@ async def _round(store, tenant):
         return claiming, steps.take()
 
 
-async def test_the_count_of_steps_sees_work_that_grows_with_the_backlog(store):
+async def test_the_count_of_steps_detects_work_that_grows_with_the_backlog(store):
     def read_all(t):
         return t.db.execute("SELECT count(*) FROM jobs WHERE payload = x'00'").fetchone()
 
@@ -225,7 +225,7 @@ async def test_a_claim_of_one_tenant_does_the_same_work_whatever_others_have(sto
     assert crowded[1] <= 1.5 * small[1]
 
 
-async def test_a_claim_for_all_does_the_same_work_for_a_thousand_tenants_as_for_twenty(store):
+async def test_a_claim_over_all_tenants_does_the_same_work_for_a_thousand_as_for_twenty(store):
     await _crowd(store, 20)
     await _round(store, None)
     small = await _round(store, None)
@@ -236,7 +236,7 @@ async def test_a_claim_for_all_does_the_same_work_for_a_thousand_tenants_as_for_
     assert crowded[1] <= 1.5 * small[1]
 
 
-async def test_a_claim_for_all_passes_over_a_bounded_number_of_tenants_whose_work_is_gone(store, monkeypatch):
+async def test_a_claim_over_all_tenants_skips_a_bounded_number_of_tenants_without_work(store, monkeypatch):
     monkeypatch.setattr(claims, "LEAVE_LIMIT", 50)
 
     async def after_the_work_is_gone(count):
@@ -287,7 +287,7 @@ async def test_a_claim_does_the_same_work_whatever_has_ended(store):
 
 
 async def test_standing_does_the_same_work_whatever_is_waiting_delayed_or_leased(store):
-    """Nor does it grow with the tenants behind those that it counts, or with a thousand jobs of one moment."""
+    """Nor does it grow with the tenants after those that it counts, or with a thousand jobs of one instant."""
 
     def steps_of(id, tenant="acme"):
         def read(t):

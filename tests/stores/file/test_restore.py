@@ -17,7 +17,7 @@ def copy(source, target):
         of.backup(to)
 
 
-async def test_a_process_with_the_store_open_does_not_put_jobs_into_another_tenants_queue(directory, tmp_path):
+async def test_a_process_that_has_the_store_open_puts_no_jobs_into_another_tenants_queue(directory, tmp_path):
     async with opened(directory) as ours, opened(directory) as hers:
         await ours.enqueue([new("warm", queue="old")])
         copy(directory / "holdfast.db", tmp_path / "backup.db")
@@ -31,8 +31,8 @@ async def test_a_process_with_the_store_open_does_not_put_jobs_into_another_tena
         assert [job.id for job in (await ours.claim(wish(queues=("salaries",)))).jobs] == ["secret"]
 
 
-async def test_a_lease_of_before_completes_no_job_of_another_tenant(directory, tmp_path):
-    """The number of the job, its place and its token may all be those of another one by now."""
+async def test_a_lease_from_before_a_restore_completes_no_job_of_another_tenant(directory, tmp_path):
+    """Another job may now have the number, the place and the token of this one."""
     async with opened(directory) as ours, opened(directory) as hers:
         copy(directory / "holdfast.db", tmp_path / "backup.db")
         for count in (1, 2):  # One alone and several go different ways.
@@ -59,7 +59,7 @@ def force(directory, held, theirs):
             db.execute("UPDATE jobs SET seq = ?, token = ? WHERE seq = ?", (job.seq, job.token, other.seq))
 
 
-async def test_a_change_that_names_a_lost_life_does_not_reach_a_later_one(directory, tmp_path):
+async def test_a_change_to_a_lost_life_does_not_affect_a_later_one(directory, tmp_path):
     async with opened(directory) as store, opened(directory) as other:
         copy(directory / "holdfast.db", tmp_path / "backup.db")
         await store.enqueue([new("a")])
@@ -77,7 +77,7 @@ async def test_a_change_that_names_a_lost_life_does_not_reach_a_later_one(direct
         assert found.state is JobState.COMPLETED
 
 
-async def test_no_token_is_handed_out_twice_and_a_stale_acknowledgement_is_refused(directory, tmp_path):
+async def test_no_token_is_granted_twice_and_a_stale_acknowledgement_is_refused(directory, tmp_path):
     async with opened(directory) as store, opened(directory) as other:
         await store.enqueue([new(f"j{n}") for n in range(20)])
         copy(directory / "holdfast.db", tmp_path / "backup.db")
@@ -93,7 +93,7 @@ async def test_no_token_is_handed_out_twice_and_a_stale_acknowledgement_is_refus
 
 
 @pytest.mark.parametrize("grown", [0, 1, 5])
-async def test_a_reader_of_events_that_are_gone_is_told_so_however_long_the_log_is_by_now(directory, tmp_path, grown):
+async def test_a_reader_of_lost_events_gets_a_gap_whatever_the_length_of_the_log(directory, tmp_path, grown):
     """EVENT-2: the log has other events under the numbers that the reader has seen, or none yet, or more than those."""
     async with opened(directory) as store, opened(directory) as other:
         await store.enqueue([new("kept")])
@@ -143,10 +143,8 @@ async def test_trimming_up_to_the_number_that_a_reader_has_seen_hides_no_gap(dir
 
 
 @pytest.mark.parametrize("version", [1, 99])
-async def test_a_backup_of_another_layout_is_not_read_by_a_process_that_has_the_store_open(
-    directory, tmp_path, version
-):
-    """Nor written to; when the right one is restored, the process goes on."""
+async def test_a_process_that_has_the_store_open_does_not_read_a_backup_of_another_schema(directory, tmp_path, version):
+    """Nor is it written to. After the right one is restored, the process continues."""
     async with opened(directory) as store:
         await store.enqueue([new("mine")])
         for name in ("right", "wrong"):

@@ -14,7 +14,7 @@ from holdfast.stores.file.sql import SCHEMA
 from tests.stores.file.support import Child, complete, key, look, new, opened, wish
 
 
-async def test_a_new_database_says_who_made_it_and_in_which_version(directory):
+async def test_a_new_database_has_the_application_id_and_the_schema_version(directory):
     async with opened(directory):
         pass
     assert look(directory, "PRAGMA application_id") == [(0x486F6C64,)]
@@ -29,7 +29,7 @@ def test_a_change_of_the_schema_raises_its_version():
     assert (database.SCHEMA_VERSION, hashlib.sha256(tables.encode()).hexdigest()[:16]) == (6, "05e8ff5d366a30bf")
 
 
-async def test_a_database_is_laid_out_as_the_schema_says(directory):
+async def test_a_database_has_the_tables_of_the_schema(directory):
     async with opened(directory):
         pass
     with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
@@ -38,7 +38,7 @@ async def test_a_database_is_laid_out_as_the_schema_says(directory):
     assert look(directory, "SELECT type, name, sql FROM sqlite_master ORDER BY name") == wanted
 
 
-async def test_a_database_of_another_process_of_this_version_opens_with_all_that_is_in_it(directory):
+async def test_a_database_of_another_process_of_this_version_opens_with_its_data(directory):
     with Child("die_at", directory=directory, point="file.before_commit", step="enqueue") as child:
         held = child.says()
         child.dies()

@@ -20,7 +20,7 @@ async def add(store, tenant, count, batch=5):
         await store.enqueue([NewJob(JobKey(tenant, "q", new_id()), Envelope("t", b"")) for _ in range(batch)])
 
 
-async def test_a_reader_holds_its_tenants_events_up_to_the_hard_level(url, monkeypatch):
+async def test_a_reader_keeps_its_tenants_events_up_to_the_hard_level(url, monkeypatch):
     """[EVENT-2]"""
     for module in (log, trimming):
         monkeypatch.setattr(module, "EVENTS_BOUND", 50)
@@ -40,8 +40,8 @@ async def test_a_reader_holds_its_tenants_events_up_to_the_hard_level(url, monke
     await store.close()
 
 
-async def test_a_call_looks_at_a_bounded_part_and_the_next_goes_on(fast, monkeypatch):
-    """What other tenants keep is not looked at again by every call."""
+async def test_a_trim_scans_a_bounded_part_and_the_next_continues(fast, monkeypatch):
+    """Kept events of other tenants are not scanned again by every call."""
     monkeypatch.setattr(trimming, "TRIM", 100)
     monkeypatch.setattr(trimming, "BATCH", 3)
     store = await open_store(f"file:{fast}/bounded?keep_events=60")

@@ -32,7 +32,7 @@ class Losing(PostgresServer):
 
 
 async def crashed(server, pid: int, writer: int = 0) -> None:
-    """Kill this process of the server; return when the server has begun anew, by itself, and answers.
+    """Kill this process of the server; return when the server has recovered by itself and answers.
 
     It answers for a moment longer, until it has noticed. So the process that writes its log must be another one.
     """

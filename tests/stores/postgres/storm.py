@@ -176,11 +176,11 @@ class Storm:
         await store.close()
 
     def keep(self) -> None:
-        """What is acknowledged by now, since the last loss, is in the copy that is about to be made."""
+        """Everything acknowledged since the last loss is in the copy that is made next."""
         self.kept.append((self.losses[-1] if self.losses else 0.0, time.monotonic()))
 
     async def run(self, losses: int, lose) -> dict[str, int]:
-        """Everything at once, then `lose` so many times, then to the end: what came of it.
+        """Run all actors at once, then `lose` this often, then to the end. Returns the outcome.
 
         Between two losses enough time passes for some of it to be kept, or too little.
         """

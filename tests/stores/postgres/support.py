@@ -28,7 +28,7 @@ def new(id_, tenant="acme", queue="mail", **fields):
 
 
 async def patiently(store, item):
-    """Enqueue; whoever is told that others are in the way comes again with the same request."""
+    """Enqueue, and repeat the request when others block it."""
     while True:
         try:
             return await store.enqueue([item])

@@ -55,7 +55,7 @@ def _tables(plan, found):
 
 
 async def costs(plans, store, tenant, count=11):
-    """The buffers that so many claims touch, each."""
+    """The buffers that each of these claims touches."""
     found = []
     for _ in range(count):
         jobs, buffers, _ = await plans.of_claim(store, tenant)
@@ -72,7 +72,7 @@ async def pass_through(store, count, tenant):
 
 
 @pytest.mark.parametrize("tenants", [1, 20])
-async def test_claims_do_not_walk_over_what_a_held_transaction_keeps(postgres, database, tenants):
+async def test_claims_do_not_read_rows_that_an_open_transaction_keeps(postgres, database, tenants):
     """The median of the last claims is no more than twice that of the first ones.
 
     Once a second a claim looks at everything, for what was committed behind its marks. That one does walk over what is

@@ -39,7 +39,7 @@ def later(id_, tenant="acme"):
 
 @asynccontextmanager
 async def locked(url):
-    """All jobs, locked by somebody's transaction that changes nothing."""
+    """All jobs, locked by a transaction that changes nothing."""
     connection = await asyncpg.connect(url)
     try:
         async with connection.transaction():
@@ -74,7 +74,7 @@ def meanwhile(store, name, act):
     store._client.rows = rows
 
 
-async def test_a_job_that_comes_while_a_claim_is_under_way_is_found_by_the_next(postgres, database):
+async def test_a_job_enqueued_during_a_claim_is_found_by_the_next(postgres, database):
     """What the claim found out was true before the job came: it must not be taken for what is true now."""
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("a")])
@@ -84,9 +84,7 @@ async def test_a_job_that_comes_while_a_claim_is_under_way_is_found_by_the_next(
         assert [job.id for job in await claim(store, 5, tenant=None)] == ["b"]
 
 
-async def test_a_tenant_that_is_told_of_while_a_claim_looks_for_tenants_is_found_by_the_next(
-    postgres, database, never_looks
-):
+async def test_a_tenant_notified_during_a_claims_search_is_found_by_the_next(postgres, database, never_looks):
     url = postgres.url(database)
     async with apart(url) as other, opened(url) as store:
         await other.enqueue([later("a")])
@@ -100,8 +98,8 @@ async def test_a_tenant_that_is_told_of_while_a_claim_looks_for_tenants_is_found
         assert [job.id for job in await claim(store, 5, tenant=None)] == ["b"]
 
 
-async def test_a_visible_job_is_found_where_only_a_later_one_is_known_of(postgres, database, always_looks):
-    """Nobody told of it: this process does not listen."""
+async def test_a_visible_job_is_found_when_only_a_later_one_is_cached(postgres, database, always_looks):
+    """Without a notification: this process does not listen."""
     url = postgres.url(database)
     async with apart(url) as other, opened(url) as store:
         await other.enqueue([later("later")])
@@ -111,7 +109,7 @@ async def test_a_visible_job_is_found_where_only_a_later_one_is_known_of(postgre
 
 
 @pytest.mark.parametrize("tenant", [None, "acme"])
-async def test_locked_jobs_are_looked_at_again_soon(postgres, database, tenant):
+async def test_locked_jobs_are_scanned_again_soon(postgres, database, tenant):
     async with opened(postgres.url(database)) as store:
         await fill(store, 3)
         async with locked(postgres.url(database)):
@@ -122,7 +120,7 @@ async def test_locked_jobs_are_looked_at_again_soon(postgres, database, tenant):
 
 
 @pytest.mark.parametrize("tenant", [None, "acme"])
-async def test_what_is_locked_beside_what_was_taken_is_looked_at_again_soon(postgres, database, tenant):
+async def test_locked_jobs_are_scanned_again_after_a_claim_took_others(postgres, database, tenant):
     async with opened(postgres.url(database)) as store:
         await fill(store, 3)
         async with locked(postgres.url(database)):
@@ -138,13 +136,13 @@ def looks_often(monkeypatch):
 
 
 async def tick(store):
-    """Let the store's clock go on."""
+    """Advance the store's clock."""
     then = await store.now()
     await eventually(store.now, lambda now: now > then)
 
 
 async def wait_for_one(store, tenant):
-    """Claim when the claim before said so, as a worker does that hears nothing."""
+    """Claim when the claim before said so, as a worker without notifications does."""
     async with asyncio.timeout(10):
         while True:
             answer = await store.claim(wish(5, tenant))
@@ -155,9 +153,7 @@ async def wait_for_one(store, tenant):
 
 @pytest.mark.parametrize("limit", [1, 5])
 @pytest.mark.parametrize("tenant", [None, "acme"])
-async def test_what_was_locked_when_younger_ones_were_taken_is_found_again(
-    postgres, database, looks_often, tenant, limit
-):
+async def test_a_locked_job_is_found_after_younger_ones_were_claimed(postgres, database, looks_often, tenant, limit):
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
         assert len(await claim(store, 5, tenant)) == 1
@@ -170,9 +166,7 @@ async def test_what_was_locked_when_younger_ones_were_taken_is_found_again(
 
 
 @pytest.mark.parametrize("tenant", [None, "acme"])
-async def test_a_job_that_was_committed_long_after_it_came_is_found(
-    postgres, database, monkeypatch, looks_often, tenant
-):
+async def test_a_job_of_a_long_transaction_is_found(postgres, database, monkeypatch, looks_often, tenant):
     monkeypatch.setattr(lanes, "LATE_COMMIT_MS", 0)
     url = postgres.url(database)
     async with opened(url) as store:
@@ -195,7 +189,7 @@ async def test_a_job_that_was_committed_long_after_it_came_is_found(
 
 
 @pytest.mark.parametrize("tenant", [None, "acme"])
-async def test_a_paused_queue_is_not_taken_for_a_locked_one(postgres, database, tenant):
+async def test_a_paused_queue_is_not_scanned_as_a_locked_one(postgres, database, tenant):
     async with opened(postgres.url(database)) as store:
         await fill(store, 3)
         await store.pause("acme", "mail", paused=True)
@@ -204,7 +198,7 @@ async def test_a_paused_queue_is_not_taken_for_a_locked_one(postgres, database, 
         assert (answer.jobs, answer.next_at) == ([], None)
 
 
-async def test_a_locked_lease_that_has_run_out_is_not_asked_for_again_and_again(postgres, database, never_looks):
+async def test_a_locked_expired_lease_is_not_claimed_in_a_loop(postgres, database, never_looks):
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("a")])
         (job,) = (await store.claim(wish(1, lease_ms=1))).jobs
@@ -228,8 +222,8 @@ async def test_a_locked_lease_that_has_run_out_is_not_asked_for_again_and_again(
         assert again.attempts == 2
 
 
-async def test_hundreds_of_tenants_with_later_jobs_keep_nobody_from_their_turns(postgres, database, never_looks):
-    """They come first by their names, and were told of; all beside a backlog, so that no claim comes back short."""
+async def test_hundreds_of_tenants_with_later_jobs_delay_no_turn(postgres, database, never_looks):
+    """They are first by name, and were notified of; each has a backlog, so that no claim is short."""
     url = postgres.url(database)
     async with apart(url) as other, opened(url) as store:
         tenants = [f"later-{n:03}" for n in range(500)]
@@ -245,8 +239,8 @@ async def test_hundreds_of_tenants_with_later_jobs_keep_nobody_from_their_turns(
         assert len(served) == 20
 
 
-async def test_a_claim_looks_at_the_newcomers_that_it_may_take_from_and_not_at_all(postgres, database, never_looks):
-    """All have work, as far as is known: those that are not looked at enter, too, and have their turns in order."""
+async def test_a_claim_reads_only_the_new_tenants_of_its_queues(postgres, database, never_looks):
+    """All are thought to have work: those that are not read enter, too, and have their turns in order."""
     async with opened(postgres.url(database)) as store:
         tenants = [f"t-{n:03}" for n in range(150)]
         await store.enqueue([new(id_, tenant) for id_ in ("a", "b") for tenant in tenants])
@@ -270,7 +264,7 @@ async def test_a_claim_looks_at_the_newcomers_that_it_may_take_from_and_not_at_a
         assert sizes[0] <= 20 + MIN_LANES + 1
 
 
-def test_a_line_is_not_added_while_others_go_through_them():
+def test_a_lane_is_not_added_during_an_iteration():
     cache = lanes.LaneCache()
     thread = threading.Thread(target=cache.queue, args=("mail",))
     with cache.lock:
@@ -282,7 +276,7 @@ def test_a_line_is_not_added_while_others_go_through_them():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_orders_of_a_queue_are_what_its_lanes_say(seed):
+def test_the_indexes_of_a_queue_agree_with_its_lanes(seed):
     chance = random.Random(seed)
     cache = lanes.LaneCache()
     known = [cache.learn(cache.fingerprint(), n, 1, 1, f"t{n}", "mail") for n in range(8)]
@@ -332,7 +326,7 @@ async def test_a_claim_keeps_what_it_got_when_a_later_statement_fails(postgres, 
         assert await complete(store, found.jobs) == [Finished(JobState.COMPLETED)]
 
 
-async def test_a_claim_that_got_nothing_says_what_failed(postgres, database, monkeypatch):
+async def test_a_claim_without_jobs_raises_the_error(postgres, database, monkeypatch):
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
 

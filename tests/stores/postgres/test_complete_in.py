@@ -19,7 +19,7 @@ from tests.stores.postgres.transactions import WAYS, Rolled, of_asyncpg
 
 @asynccontextmanager
 async def at_work(url, handler, **options):
-    """A queue whose worker runs this handler, and what the worker was told became of jobs."""
+    """A queue whose worker runs this handler, and the worker's callbacks about its jobs."""
     definition = job(queue="mail", max_attempts=1)(handler)
     told = []
     async with Queue(url, tenant="acme") as queue:
@@ -50,8 +50,8 @@ async def test_a_job_is_completed_with_its_handlers_transaction(postgres, databa
         assert await finishes(queue.store, "a") == ["completed"]
 
 
-async def test_what_the_handler_does_after_the_commit_changes_nothing(postgres, database):
-    """It may fail, and it may go on for longer than its lease."""
+async def test_errors_of_the_handler_after_the_commit_change_nothing(postgres, database):
+    """It may fail, or run for longer than its lease."""
     url = postgres.url(database)
     going = asyncio.Event()
 
@@ -92,7 +92,7 @@ async def test_after_a_rollback_the_handlers_outcome_counts(postgres, database, 
         assert await finishes(queue.store, "a") == told
 
 
-async def test_a_job_canceled_meanwhile_spoils_the_transaction(postgres, database):
+async def test_a_job_canceled_meanwhile_fails_the_transaction(postgres, database):
     url = postgres.url(database)
     postgres.sql("CREATE TABLE paid (id text)", database)
     raised = []
@@ -158,8 +158,8 @@ async def test_a_lease_that_is_lost_cannot_complete(postgres, database):
     assert postgres.sql("SELECT * FROM paid", database) == []
 
 
-async def test_an_open_transaction_keeps_no_other_lease_from_being_renewed(postgres, database):
-    """One handler sits in its transaction for longer than the lease; the other's job goes on, and stays its own."""
+async def test_an_open_transaction_does_not_block_other_renewals(postgres, database):
+    """One handler is in its transaction for longer than the lease; the other's lease is still renewed."""
     url = postgres.url(database)
     stalled = []
 
@@ -187,7 +187,7 @@ async def test_an_open_transaction_keeps_no_other_lease_from_being_renewed(postg
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read"])
-async def test_a_renewal_since_the_transaction_began_is_told_apart_by_its_level(postgres, database, isolation):
+async def test_a_transaction_sees_a_later_renewal_by_its_isolation_level(postgres, database, isolation):
     url = postgres.url(database)
     raised = []
 

@@ -48,7 +48,7 @@ async def handles(request, postgres, database, url):
         yield handles
 
 
-async def test_batches_in_opposite_order_all_come_through(handles):
+async def test_batches_in_opposite_order_all_succeed(handles):
     chance = seeded()
     for round_ in range(5):
         queue = f"q{round_}"
@@ -87,7 +87,7 @@ async def test_many_keyed_enqueues_make_one_job(handles):
     await judge(handles[0])
 
 
-async def test_claims_and_completions_beside_each_other(handles):
+async def test_concurrent_claims_and_completions_do_not_deadlock(handles):
     await handles[0].enqueue([new(f"{n}") for n in range(400)])
 
     async def work(store):
@@ -103,9 +103,7 @@ async def test_claims_and_completions_beside_each_other(handles):
 
 
 @pytest.mark.parametrize("quota", [None, 100])
-async def test_a_replay_and_an_enqueue_in_its_place_do_not_wait_in_a_circle(
-    postgres, database, url, monkeypatch, quota
-):
+async def test_a_replay_and_a_replacement_do_not_deadlock(postgres, database, url, monkeypatch, quota):
     conflicts = []
     monkeypatch.setattr(client, "is_conflict", conflicts.append)
     item = new("a", idempotency=IdempotencyKey("k"))
@@ -140,7 +138,7 @@ async def pair(url):
 
 @pytest.fixture
 async def admin(postgres, database):
-    """A connection of somebody's."""
+    """A connection of another program."""
     connection = await asyncpg.connect(postgres.url(database))
     yield connection
     await connection.close()
@@ -169,7 +167,7 @@ async def blocked(admin, count):
     await eventually(lambda: waiting(admin), lambda found: found == count)
 
 
-async def test_a_job_that_ends_while_a_cancel_waits_is_not_waited_for_in_a_circle(pair, admin, conflicts):
+async def test_a_job_that_ends_while_a_cancel_waits_does_not_deadlock(pair, admin, conflicts):
     """The cancel has the id, an enqueue in place of the ended job has that job: one of the two starts again."""
     store, other = pair
     await store.enqueue([new("y", result_ttl_ms=0), new("z")])
@@ -189,7 +187,7 @@ async def test_a_job_that_ends_while_a_cancel_waits_is_not_waited_for_in_a_circl
     await judge(store)
 
 
-async def test_an_enqueue_that_looks_again_keeps_no_lock_from_its_first_look(pair, admin, conflicts, monkeypatch):
+async def test_an_enqueue_that_reads_again_keeps_no_lock_of_its_first_read(pair, admin, conflicts, monkeypatch):
     """Else it would wait for an id with an ended job in hand, as the other one does the other way round."""
     monkeypatch.setattr(transactions, "BRIEF_LOCK_MS", 5000)  # As for a batch of which much is blocked.
     store, other = pair

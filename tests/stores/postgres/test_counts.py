@@ -30,7 +30,7 @@ async def connected(postgres, database):
 
 
 async def blocks_read(connection, lanes, scan=usage.SCAN_LIMIT):
-    """Blocks that a count of these lanes looks at, in all the statements of its function."""
+    """The blocks that a count of these lanes reads, in all the statements of its function."""
     statement = f"SELECT * FROM holdfast.count_jobs(ARRAY{lanes}, {scan}, {usage.EXPIRED_LIMIT})"
     await connection.fetch(statement)  # Planning reads the catalog, after a vacuum once more.
     (row,) = await connection.fetch(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}")
@@ -58,7 +58,7 @@ async def test_the_work_of_a_count_does_not_grow_with_the_backlog(postgres, data
         assert large < small + 30, (small, large)
 
 
-async def test_others_leases_and_queues_add_nothing_to_a_count(postgres, database):
+async def test_leases_and_queues_of_others_add_no_work_to_a_count(postgres, database):
     async with opened(postgres.url(database)) as store, connected(postgres, database) as connection:
         await fill(store, 10)
         await store.prune(100)
@@ -99,7 +99,7 @@ async def test_counts_are_exact_between_two_runs_of_upkeep(postgres, database):
         await check()
 
 
-async def test_the_sum_is_exact_where_due_and_later_jobs_are_many(postgres, database, monkeypatch):
+async def test_the_sum_is_exact_with_many_due_and_later_jobs(postgres, database, monkeypatch):
     monkeypatch.setattr(usage, "SCAN_LIMIT", 10)
     async with opened(postgres.url(database, test_clock="1")) as store:
         await store.enqueue([replace(new(f"due-{n}"), delay_ms=1000) for n in range(30)])
@@ -113,7 +113,7 @@ async def test_the_sum_is_exact_where_due_and_later_jobs_are_many(postgres, data
         assert (stats.counts[JobState.READY], stats.counts[JobState.SCHEDULED]) == (5, 30)
 
 
-async def test_a_read_counts_changes_that_upkeep_has_not(postgres, database, monkeypatch):
+async def test_a_read_counts_changes_that_upkeep_has_not_counted(postgres, database, monkeypatch):
     monkeypatch.setattr(usage, "MAX_UNCOUNTED", 20)
     async with opened(postgres.url(database)) as store:
         for n in range(30):

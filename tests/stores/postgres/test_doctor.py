@@ -40,7 +40,7 @@ async def look(url, **options):
     return worst
 
 
-async def test_a_good_server_is_all_right(durable):
+async def test_the_doctor_finds_nothing_wrong_with_a_healthy_server(durable):
     async with opened(durable.url()) as store:
         await fill(store, 10)
         found = await look(durable.url())
@@ -64,7 +64,7 @@ async def test_a_good_server_is_all_right(durable):
         ({"full_page_writes": False}, "bad", "half-written pages", True),
     ],
 )
-async def test_durability_is_told_as_it_is(settings, level, says, durable):
+async def test_durability_is_reported_as_configured(settings, level, says, durable):
     with PostgresServer(**settings) as server:
         finding = (await look(server.url()))["durability"]
         assert (finding.level, says in finding.text) == (level, True), finding
@@ -88,7 +88,7 @@ async def test_a_setting_of_our_role_counts(postgres, empty_database):
         postgres.sql("DROP OWNED BY shop CASCADE; DROP ROLE shop", empty_database)
 
 
-async def test_a_role_that_may_not_look_is_told_so(postgres, empty_database):
+async def test_a_role_without_the_right_to_look_gets_a_finding(postgres, empty_database):
     postgres.sql("CREATE ROLE plain LOGIN")
     other = await asyncpg.connect(postgres.url(empty_database))
     try:
@@ -149,7 +149,7 @@ async def test_an_invalid_index_is_bad_and_its_cure_works(postgres, database):
         assert (await look(postgres.url(database)))["indexes"].level == "ok"
 
 
-async def test_a_log_that_nobody_trims_is_noticed(postgres, database, monkeypatch):
+async def test_a_log_that_is_never_trimmed_is_noticed(postgres, database, monkeypatch):
     async with opened(postgres.url(database)) as store:
         await fill(store, 10)
         monkeypatch.setattr(doctor, "LARGE_PARTITION", 8192)
@@ -157,8 +157,8 @@ async def test_a_log_that_nobody_trims_is_noticed(postgres, database, monkeypatc
     assert (found.level, "7 are empty ahead: it has 0.0 MiB, and no process trims" in found.text) == ("warn", True)
 
 
-async def test_a_log_that_has_no_partition_left_to_go_on_to_is_noticed(postgres, database, monkeypatch):
-    """A reader stands still, and events come in; when it is gone, all is well again."""
+async def test_a_log_without_a_free_partition_is_noticed(postgres, database, monkeypatch):
+    """A reader does not advance while events are added. When it is removed, the finding is ok again."""
     for module in (upkeep, doctor):
         monkeypatch.setattr(module, "PARTITION_BYTES", 20_000)  # One row is larger, with its indexes.
     async with opened(postgres.url(database, keep_events=0)) as store:
@@ -177,7 +177,7 @@ async def test_a_log_that_has_no_partition_left_to_go_on_to_is_noticed(postgres,
 
 
 @pytest.mark.parametrize("number, today, level", [(120022, 2024, "bad"), (140011, 2026, "ok"), (140011, 2027, "warn")])
-def test_versions_that_are_no_longer_mended_are_told(number, today, level):
+def test_unsupported_server_versions_are_named(number, today, level):
     server = {"number": number, "version": f"{number // 10000}.1"}
     assert doctor._version(server, "holdfast", date(today, 1, 1)).level == level
 
@@ -187,7 +187,7 @@ async def test_a_clock_that_is_off_is_noticed(postgres, database):
     assert (found.level, "60.0 s behind" in found.text) == ("warn", True)
 
 
-async def test_head_room_for_connections_is_looked_at(postgres, database):
+async def test_the_room_for_connections_is_checked(postgres, database):
     assert (await look(postgres.url(database, connections=1000)))["connections"].level == "warn"
 
 
@@ -197,7 +197,7 @@ async def test_listen_0_without_a_pooler_is_noticed(postgres, database):
     assert "ALTER ROLE" in found["timeouts"].cure
 
 
-async def test_a_schema_that_is_behind_or_missing_is_found_and_left_alone(postgres, empty_database, monkeypatch):
+async def test_an_old_or_missing_schema_is_found_and_not_changed(postgres, empty_database, monkeypatch):
     url = postgres.url(empty_database)
     assert (await look(f"{url}?migrate=0"))["schema"].level == "bad"
     assert (await look(url))["schema"].level == "warn"
@@ -239,7 +239,7 @@ def pair():
             yield primary, standby
 
 
-async def test_nothing_is_decided_from_a_replica(pair):
+async def test_no_decision_is_based_on_a_replica(pair):
     """The store does not open there; the doctor does, and says so."""
     primary, standby = pair
     async with opened(primary.url()) as store:
@@ -255,7 +255,7 @@ async def test_nothing_is_decided_from_a_replica(pair):
         assert len(await store.tenants()) == 1
 
 
-async def test_replication_is_told_as_it_is(pair):
+async def test_replication_is_reported_as_configured(pair):
     primary, standby = pair
     found = await eventually(lambda: look(primary.url()), lambda found: "replication" in found, every_s=0.1)
     assert (found["replication"].level, "asynchronous" in found["replication"].text) == ("ok", True)
@@ -271,7 +271,7 @@ async def test_replication_is_told_as_it_is(pair):
     assert "every commit waits" in found["replication"].text
 
 
-async def test_a_slot_that_nobody_reads_is_noticed():
+async def test_an_unused_replication_slot_is_noticed():
     with PostgresServer(durable=False) as server:
         server.sql("SELECT pg_create_physical_replication_slot('forgotten', true)")
         found = (await look(server.url()))["replication"]

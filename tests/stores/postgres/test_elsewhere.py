@@ -69,7 +69,7 @@ async def seen(store):
 
 
 @pytest.mark.parametrize("how", ["idle", "prepared"])
-async def test_a_transaction_elsewhere_holds_up_no_reader_and_no_trimming(url, begun, how):
+async def test_a_transaction_in_another_database_delays_no_reader_and_no_trimming(url, begun, how):
     async with opened(url) as store:
         stuck = await begun("stranger")
         if how == "prepared":
@@ -102,7 +102,7 @@ async def test_a_transaction_of_this_database_is_waited_for(url, begun, how):
         assert len(rest) == 51
 
 
-async def test_an_offset_stays_one_when_the_transaction_elsewhere_ends(url, begun):
+async def test_an_offset_stays_valid_when_a_transaction_in_another_database_ends(url, begun):
     async with opened(url) as store:
         stuck = await begun("stranger")
         await fill(store)
@@ -115,7 +115,7 @@ async def test_an_offset_stays_one_when_the_transaction_elsewhere_ends(url, begu
 
 
 @pytest.mark.parametrize("function", LOOK)
-async def test_who_may_not_look_waits_for_all(server, url, database, begun, function):
+async def test_a_role_without_the_right_to_look_waits_for_all_transactions(server, url, database, begun, function):
     server.sql(f"REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC", database)
     async with opened(url) as store:
         stuck = await begun("stranger")

@@ -11,7 +11,7 @@ from tests.stores.postgres.test_hints import InboxChannel
 
 
 async def told_of(postgres, database, item, result, change=None):
-    """How another handle hears of the end of a job, and what it finds when it looks."""
+    """How another handle is notified of the end of a job, and what it reads."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         ear = InboxChannel()
         stop = other.listen(ear, {Hint.DONE})
@@ -46,7 +46,7 @@ async def report(store, job):
     ],
     ids=["plain", "no result", "odd letters", "key and headers", "progress"],
 )
-async def test_the_record_is_what_a_look_would_find(postgres, database, item, result, change):
+async def test_the_record_in_a_notification_is_the_stored_one(postgres, database, item, result, change):
     job, found = await told_of(postgres, database, item, result, change)
     assert found is not None
     assert job == found
@@ -57,6 +57,6 @@ async def test_the_record_is_what_a_look_would_find(postgres, database, item, re
     [(new("large"), Result(b"x" * 5000)), (new("gone", result_ttl_ms=0), Result(b"1"))],
     ids=["too large", "gone at once"],
 )
-async def test_what_does_not_fit_or_is_gone_at_once_is_told_by_name(postgres, database, item, result):
+async def test_a_record_that_does_not_fit_or_is_not_kept_is_only_named(postgres, database, item, result):
     job, _ = await told_of(postgres, database, item, result)
     assert job is None

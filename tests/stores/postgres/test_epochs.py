@@ -49,7 +49,7 @@ def stories(events):
     return sorted((event.job_id, event.kind) for event in events)
 
 
-async def test_a_restore_into_another_cluster_hides_nothing(postgres, database):
+async def test_a_restore_into_another_cluster_hides_no_event(postgres, database):
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("waits"), new("runs"), new("fails")])
         running, failing = await claim(store, 2)
@@ -69,7 +69,7 @@ async def test_a_restore_into_another_cluster_hides_nothing(postgres, database):
     )
 
 
-async def test_a_process_that_lives_through_a_restore_hides_nothing():
+async def test_a_process_that_survives_a_restore_hides_no_event():
     """A dump of one cluster is loaded into another, which then answers at the same address."""
     with PostgresServer(durable=False) as old:
         old.sql("DO $$ BEGIN FOR i IN 1..5000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$")
@@ -94,7 +94,7 @@ async def test_a_process_that_lives_through_a_restore_hides_nothing():
         await store.close()
 
 
-async def test_who_comes_in_the_middle_of_a_restore_is_told_to_come_again(postgres, database):
+async def test_a_call_in_the_middle_of_a_restore_must_be_repeated(postgres, database):
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
         store._client.drop_idle()
@@ -107,7 +107,7 @@ async def test_who_comes_in_the_middle_of_a_restore_is_told_to_come_again(postgr
     assert epochs(postgres, database) == 2
 
 
-async def test_connections_made_at_once_begin_one_epoch(postgres, database):
+async def test_connections_opened_at_once_begin_one_epoch(postgres, database):
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
         restore(postgres, database)
@@ -117,7 +117,7 @@ async def test_connections_made_at_once_begin_one_epoch(postgres, database):
     assert epochs(postgres, database) == 2
 
 
-async def test_an_event_filed_under_an_open_purge_begins_no_epoch(postgres, database):
+async def test_an_event_in_an_open_purge_begins_no_epoch(postgres, database):
     """It is of a transaction that is newer than all that is committed, but none that is still to come."""
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("a")])
@@ -137,8 +137,8 @@ async def test_an_event_filed_under_an_open_purge_begins_no_epoch(postgres, data
             await connection.close()
 
 
-async def test_a_new_epoch_waits_for_who_writes_in_the_old_one(postgres, database):
-    """Else a reader would go on to the new one, and what is committed late would be behind it."""
+async def test_a_new_epoch_waits_for_writers_of_the_old_one(postgres, database):
+    """Otherwise a reader would continue in the new one, and miss events committed late in the old one."""
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("a")])
         connection = await asyncpg.connect(postgres.url(database))

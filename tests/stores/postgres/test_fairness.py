@@ -56,7 +56,7 @@ async def has_had_its_turns(stores):
             await store.finish([complete(job) for job in jobs])
 
 
-async def test_a_backlog_of_a_neighbour_costs_a_turn_in_each_round(postgres, database):
+async def test_a_backlog_of_another_tenant_delays_a_job_by_one_turn(postgres, database):
     alone = await open_store(postgres.url(database, schema="alone"))
     beside = await open_store(postgres.url(database, schema="beside"))
     try:
@@ -75,7 +75,7 @@ async def test_a_backlog_of_a_neighbour_costs_a_turn_in_each_round(postgres, dat
         await beside.close()
 
 
-async def test_workers_that_know_nothing_of_each_other_are_fair_together(postgres, database):
+async def test_independent_workers_are_fair_together(postgres, database):
     """Two memories: what one handed out, the other does not know. Each gives the big one a turn in each round.
 
     Nobody tells the second one of the small ones. Until it looks for itself, within a second, which may be longer than

@@ -15,7 +15,7 @@ from tests.stores.postgres.support import claim, complete, fill, new, opened
 
 
 async def test_a_blocked_id_blocks_only_itself(postgres, database):
-    """Of a batch with an id that somebody's open transaction holds, all others are in."""
+    """All items of a batch are stored but the one whose id an open transaction has."""
     async with opened(postgres.url(database)) as store:
         connection = await asyncpg.connect(postgres.url(database))
         async with connection.transaction():
@@ -26,7 +26,7 @@ async def test_a_blocked_id_blocks_only_itself(postgres, database):
         await connection.close()
 
 
-async def test_an_enqueue_under_a_lease_waits_for_who_has_its_id(postgres, database):
+async def test_an_enqueue_under_a_lease_waits_for_the_transaction_that_has_its_id(postgres, database):
     """As any other does: longer than the fast path, which gives up at once."""
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
@@ -44,7 +44,7 @@ async def test_an_enqueue_under_a_lease_waits_for_who_has_its_id(postgres, datab
         await connection.close()
 
 
-async def test_connections_that_are_cut_are_made_anew(postgres, database):
+async def test_lost_connections_are_replaced(postgres, database):
     async with opened(postgres.url(database)) as store:
         await fill(store, 10)
         jobs = await claim(store, 5)
@@ -60,7 +60,7 @@ async def test_connections_that_are_cut_are_made_anew(postgres, database):
         assert isinstance((await store.enqueue([new("after")]))[0], Queued)
 
 
-async def test_nothing_acknowledged_is_lost_when_the_server_dies(durable):
+async def test_no_acknowledged_job_is_lost_when_the_server_dies(durable):
     async with opened(durable.url()) as store:
         acknowledged, stop = [], asyncio.Event()
 
@@ -88,8 +88,8 @@ async def test_nothing_acknowledged_is_lost_when_the_server_dies(durable):
         assert all(job is not None for job in there)
 
 
-async def test_a_full_pool_says_so_and_renewals_go_on(postgres, database):
-    """Two connections and a hundred callers who are all blocked: StoreBusy for them, and extend is answered."""
+async def test_a_full_pool_is_reported_and_renewals_continue(postgres, database):
+    """Two connections and a hundred blocked callers: they get StoreBusy, and extend still works."""
     async with opened(postgres.url(database, connections=2, wait_s=2)) as store:
         await fill(store, 2)
         job, other = await claim(store, 2)
@@ -121,7 +121,7 @@ def losing_a_reply(monkeypatch, meanwhile):
     monkeypatch.setattr(AsyncpgSession, "execute", executed)
 
 
-async def test_a_cancel_that_is_sent_again_cancels_one_life_of_the_id(postgres, database, monkeypatch):
+async def test_a_repeated_cancel_cancels_one_life_of_the_id(postgres, database, monkeypatch):
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("x"), new("y")])
         losing_a_reply(monkeypatch, lambda: store.enqueue([load.new("x")]))
@@ -135,7 +135,7 @@ async def test_a_cancel_that_is_sent_again_cancels_one_life_of_the_id(postgres, 
         ]
 
 
-async def test_a_result_ttl_that_is_set_again_is_that_of_one_life(postgres, database, monkeypatch):
+async def test_a_repeated_change_of_the_result_ttl_changes_one_life(postgres, database, monkeypatch):
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("x")])
         key = JobKey("acme", "mail", "x")

@@ -119,7 +119,7 @@ async def test_a_claim_looks_in_all_its_queues(store, forgetting):
     assert {job.id for job in claimed.jobs} == {"x", "y"}
 
 
-async def test_the_number_of_a_queue_is_remembered_with_the_data_it_is_of(store, asked, forgetting):
+async def test_the_number_of_a_queue_is_cached_for_one_generation_of_data(store, asked, forgetting):
     await store.enqueue([new("x")])
     generation = store._cache.generation
     forgetting("find_queue")

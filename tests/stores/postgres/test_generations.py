@@ -47,7 +47,7 @@ def postgres_alone():
 
 
 async def patiently(act, patience_s=30):
-    """What a client does that is told to try again."""
+    """A client that must try again does so."""
     async with asyncio.timeout(patience_s):
         while True:
             try:
@@ -99,7 +99,7 @@ async def lives_through(store, url, hold, lose):
     assert [event.job_id for event in rest if event.kind == "completed"] == ["warm"]
 
 
-async def test_a_schema_that_was_made_just_now_survives_a_crash():
+async def test_a_new_schema_survives_a_crash():
     with Losing() as server:
         await asyncio.to_thread(server.hold)
         async with opened(server.url()) as store:
@@ -108,7 +108,7 @@ async def test_a_schema_that_was_made_just_now_survives_a_crash():
             assert [job.id for job in await claim(store, 9)] == ["a"]
 
 
-async def test_a_crash_that_loses_the_last_moments(caplog):
+async def test_no_old_data_is_used_after_a_crash_that_loses_commits(caplog):
     """The server was started when it was before, and its timeline is the same."""
     with Losing() as server, caplog.at_level(logging.WARNING, "holdfast"):
         async with opened(server.url()) as store:
@@ -118,13 +118,13 @@ async def test_a_crash_that_loses_the_last_moments(caplog):
 
 
 @needs_bouncer
-async def test_a_crash_behind_a_pooler_that_keeps_its_clients():
+async def test_no_old_data_is_used_after_a_crash_behind_a_pooler():
     with Losing() as server, bouncing(server) as bouncer:
         async with opened(bouncer.url("postgres", listen=0)) as store:
             await lives_through(store, server.url(), lambda: asyncio.to_thread(server.hold), server.lose)
 
 
-async def test_a_failover_to_a_standby_that_was_behind(standbys):
+async def test_no_old_data_is_used_after_a_failover_to_a_late_standby(standbys):
     """It answers at the same address."""
     with PostgresServer() as primary:
 
@@ -137,7 +137,7 @@ async def test_a_failover_to_a_standby_that_was_behind(standbys):
 
 
 @needs_bouncer
-async def test_a_failover_behind_a_pooler_that_keeps_its_clients(standbys):
+async def test_no_old_data_is_used_after_a_failover_behind_a_pooler(standbys):
     with PostgresServer() as primary, bouncing(primary) as bouncer:
 
         async def lose():
@@ -150,7 +150,7 @@ async def test_a_failover_behind_a_pooler_that_keeps_its_clients(standbys):
 
 
 @pytest.mark.parametrize("unlogged", ["--schema=holdfast", "--no-unlogged-table-data"])
-async def test_a_restore_in_place(postgres_alone, unlogged):
+async def test_no_old_data_is_used_after_a_restore_in_place(postgres_alone, unlogged):
     """The connections live on, and the dump brings back all that the database knows of itself."""
     server = postgres_alone
     dumps = []
@@ -162,7 +162,7 @@ async def test_a_restore_in_place(postgres_alone, unlogged):
         await lives_through(store, server.url(), hold, lambda: restore(server, dumps[0]))
 
 
-async def test_the_files_of_a_server_that_was_stopped_are_put_back(tmp_path):
+async def test_no_old_data_is_used_after_the_files_of_a_stopped_server_are_restored(tmp_path):
     """Nothing was unlogged away, and every table is the one that it was."""
     with PostgresServer() as server:
         data = server.directory / "data"
@@ -186,8 +186,8 @@ async def test_the_files_of_a_server_that_was_stopped_are_put_back(tmp_path):
 # The parts of it ------------------------------------------------------------------------------------------------
 
 
-async def test_a_second_store_in_the_process_makes_the_first_forget_nothing(postgres, database, caplog):
-    """What they share is about the same data. Turns between tenants would begin anew with each Queue that is opened."""
+async def test_a_second_store_in_the_process_does_not_clear_the_cache_of_the_first(postgres, database, caplog):
+    """They share a cache for the same data. Without it, turns between tenants would restart with each opened Queue."""
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
         known = dict(store._cache.by_number)
@@ -198,7 +198,7 @@ async def test_a_second_store_in_the_process_makes_the_first_forget_nothing(post
         assert caplog.records == []
 
 
-async def test_a_lane_that_is_another_by_name_is_never_used(postgres, database, caplog):
+async def test_a_cached_lane_that_now_has_another_name_is_never_used(postgres, database, caplog):
     """Also where nothing tells that the data is another: each statement compares the lane with its names. [TENANT-3]"""
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("a", "acme"), new("b", "beta")])
@@ -231,7 +231,7 @@ async def test_a_lane_that_is_another_by_name_is_never_used(postgres, database, 
             assert postgres.sql("SELECT state FROM holdfast.jobs WHERE id = 'a' AND lane = 1", database) == [["4"]]
 
 
-async def test_a_callers_transaction_is_told_to_begin_again(postgres, database):
+async def test_a_callers_transaction_must_begin_again(postgres, database):
     async with opened(postgres.url(database)) as store:
         # Read now, so that the budgets are not read in the background: that read would find the new generation first.
         await store.usage("acme")
@@ -248,7 +248,7 @@ async def test_a_callers_transaction_is_told_to_begin_again(postgres, database):
 
 
 async def test_a_new_generation_takes_as_long_however_many_jobs_there_are(postgres, database):
-    """No job is written anew."""
+    """No job is rewritten."""
     async with opened(postgres.url(database)) as store:
         await fill(store, 3000)
         rows = "SELECT count(DISTINCT xmin::text), min(ctid)::text, max(ctid)::text FROM holdfast.jobs"
@@ -273,7 +273,7 @@ async def test_generations_in_a_row_never_run_ahead_of_the_clock(postgres, datab
         assert postgres.sql(f"SELECT count(*), max(xid) < {clock} FROM holdfast.epochs", database) == [["3", "t"]]
 
 
-async def test_nothing_is_written_in_the_middle_of_a_restore(postgres, database):
+async def test_no_write_succeeds_in_the_middle_of_a_restore(postgres, database):
     """What it brings would be there twice."""
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)

@@ -35,7 +35,7 @@ async def queue(url):
 
 @pytest.fixture
 async def admin(postgres, database):
-    """A connection of somebody's."""
+    """A connection of another program."""
     connection = await asyncpg.connect(postgres.url(database))
     yield connection
     await connection.close()
@@ -55,7 +55,7 @@ async def state_of(store, id_, queue="mail"):
 
 @contextlib.contextmanager
 def slow_to_listen(monkeypatch):
-    """Whoever opens a channel of his own is held up until `go_on` is set; `begun` says that he is."""
+    """Opening a channel waits until `go_on` is set; `begun` is set when it waits."""
     listen = asyncpg.Connection.add_listener
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -74,8 +74,8 @@ def slow_to_listen(monkeypatch):
 
 
 @pytest.mark.parametrize("limit", [2, 5])
-async def test_a_claim_keeps_what_it_got_when_its_offer_fails(store, offers, admin, limit):
-    """The offer cannot be made, or not taken away: the jobs are ours by then."""
+async def test_a_claim_keeps_its_jobs_when_its_registration_fails(store, offers, admin, limit):
+    """The registration can be neither made nor withdrawn: the jobs are leased by then."""
     async with place(store, offers) as (post, _):
         await store.enqueue([new("a"), new("b")])
         await edit(admin, "register_waiter", "BEGIN", f"BEGIN {BROKEN};")
@@ -90,8 +90,8 @@ async def test_a_claim_keeps_what_it_got_when_its_offer_fails(store, offers, adm
                 await post.claim(wish(limit))
 
 
-async def test_a_claim_gives_what_it_got_while_it_is_worth_something(store, offers, admin):
-    """An offer that hangs must not use up the leases of the jobs that came with the claim."""
+async def test_a_claim_answers_before_its_leases_expire(store, offers, admin):
+    """A registration that hangs must not use up the leases of the jobs of the claim."""
     async with place(store, offers) as (post, _):
         await store.enqueue([new("a"), new("b")])
         await edit(admin, "register_waiter", "BEGIN", "BEGIN PERFORM pg_sleep(60);")
@@ -100,8 +100,8 @@ async def test_a_claim_gives_what_it_got_while_it_is_worth_something(store, offe
         assert [answer.state for answer in answers] == [JobState.COMPLETED] * 2
 
 
-async def test_a_job_whose_message_is_late_takes_up_room(store, url, offers, admin, monkeypatch):
-    """It is leased and will come: nobody counts on its place, however often he claims meanwhile."""
+async def test_a_job_whose_message_is_late_counts_as_in_flight(store, url, offers, admin, monkeypatch):
+    """It is leased and in flight: its slot stays reserved, however often the worker claims meanwhile."""
     monkeypatch.setattr(core_waiters, "IN_FLIGHT_S", 10 * SOON_S)
     await edit(admin, "commit_and_notify", "COMMIT;", "COMMIT; PERFORM pg_advisory_xact_lock_shared(42);")
     async with place(store, offers, limit=2) as (post, came), opened(url) as other:
@@ -122,7 +122,7 @@ async def test_a_job_whose_message_is_late_takes_up_room(store, url, offers, adm
 
 
 @pytest.mark.parametrize("how", ["it ends", "its line is cut"])
-async def test_a_claim_leaves_no_offer_when_nobody_hears_it_any_more(store, offers, admin, hang_up, how):
+async def test_a_claim_of_a_closed_inbox_leaves_no_registration(store, offers, admin, hang_up, how):
     async with place(store, offers) as (post, _):
         begun, go_on = asyncio.Event(), asyncio.Event()
         claim = post._claim
@@ -147,8 +147,8 @@ async def test_a_claim_leaves_no_offer_when_nobody_hears_it_any_more(store, offe
             assert await admin.fetch("SELECT * FROM holdfast.waiter_queues") == []
 
 
-async def test_an_offer_that_comes_late_replaces_no_newer_one(store, offers, admin):
-    """It was on its way when the worker lost patience."""
+async def test_a_late_registration_replaces_no_newer_one(store, offers, admin):
+    """It was in flight when the worker stopped waiting for it."""
     async with place(store, offers):
         (post, channel, number) = await admin.fetchrow("SELECT inbox, channel, number FROM holdfast.waiters")
         call = "holdfast.register_waiter($1, $2, $3, '{1}', '{1}', 9, 60000, 20000, 'w', ARRAY[value])"
@@ -160,7 +160,7 @@ async def test_an_offer_that_comes_late_replaces_no_newer_one(store, offers, adm
 # Listening ----------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_offers_before_he_listens(store, offers, heard, monkeypatch):
+async def test_a_worker_registers_only_after_it_listens(store, offers, heard, monkeypatch):
     came = []
     with slow_to_listen(monkeypatch) as (begun, go_on):
         post = store.open_inbox(lambda claimed, sent: came.extend(claimed.jobs))
@@ -175,7 +175,7 @@ async def test_nobody_offers_before_he_listens(store, offers, heard, monkeypatch
     await eventually(heard, lambda found: found == 0)
 
 
-async def test_a_place_that_ends_before_it_was_heard_leaves_nothing(store, offers, heard, admin, monkeypatch):
+async def test_an_inbox_closed_before_it_listens_leaves_nothing(store, offers, heard, admin, monkeypatch):
     async with place(store, offers):
         with slow_to_listen(monkeypatch) as (begun, go_on):
             post = store.open_inbox(lambda *_: None)
@@ -187,7 +187,7 @@ async def test_a_place_that_ends_before_it_was_heard_leaves_nothing(store, offer
             await eventually(lambda: len([name for name in connection._listeners if name.startswith("hfp")]) == 1)
 
 
-async def test_a_connection_that_ends_while_a_place_does_is_no_surprise(store, offers, monkeypatch):
+async def test_a_connection_may_end_while_an_inbox_closes(store, offers, monkeypatch):
     """As when the store is closed at once: the driver says so in a way of its own."""
     prepare = asyncpg.Connection._get_statement
 
@@ -207,8 +207,10 @@ async def test_a_connection_that_ends_while_a_place_does_is_no_surprise(store, o
 
 
 @pytest.mark.parametrize("who", ["comes", "events_to_remove"])
-async def test_a_worker_that_comes_or_goes_on_a_dead_line_leaves_no_other_deaf(proxy, far, store, offers, asked, who):
-    """Its request is never answered; the line is found dead all the same."""
+async def test_a_worker_that_starts_or_stops_on_a_dead_connection_does_not_affect_the_hints_of_others(
+    proxy, far, store, offers, asked, who
+):
+    """Its request is never answered; the dead connection is still noticed."""
     other = far.open_inbox(lambda *_: None)
     async with place(far, offers) as (post, came):
         await eventually(lambda: other._channel.number != 0)
@@ -238,7 +240,7 @@ async def test_a_worker_that_comes_or_goes_on_a_dead_line_leaves_no_other_deaf(p
 
 
 @pytest.mark.parametrize("size", [0, 1, 3000, 3900, 4000, 4001, 5000, 100_000])
-async def test_a_payload_that_is_too_large_for_a_message_goes_by_hint(store, offers, size):
+async def test_a_job_too_large_for_a_message_is_announced_by_a_hint(store, offers, size):
     """Any bytes, and a name with all that JSON has to escape; what comes is what was put in."""
     id_ = 'a "b" \\ \U0001f600 ' + "\u00e9" * 80
     payload = (bytes(range(256)) * (size // 256 + 1))[:size]
@@ -254,8 +256,8 @@ async def test_a_payload_that_is_too_large_for_a_message_goes_by_hint(store, off
         assert found == (await store.get([found.key]))[0]
 
 
-async def test_what_joins_a_transaction_is_handed_to_nobody(store, offers, admin):
-    """And it is in nobody's way: it locks no offer."""
+async def test_a_joined_enqueue_is_not_handed_off(store, offers, admin):
+    """And it blocks no other call: it locks no registration."""
     async with place(store, offers) as (post, came):
         async with admin.transaction():
             await store.enqueue([new("joined")], connection=admin)
@@ -266,14 +268,14 @@ async def test_what_joins_a_transaction_is_handed_to_nobody(store, offers, admin
         assert [found.id for found in (await post.claim(wish(2))).jobs] == ["joined"]
 
 
-async def test_a_handle_behind_a_pooler_hands_over_and_is_handed_nothing(store, postgres, database, offers):
+async def test_a_handle_behind_a_pooler_hands_off_jobs_and_receives_none(store, postgres, database, offers):
     async with place(store, offers) as (_, came), opened(postgres.url(database, test_clock=1, listen=0)) as pooled:
         assert pooled.open_inbox(lambda *_: None) is None
         await pooled.enqueue([new("x")])
         await eventually(lambda: [found.id for found in came], lambda ids: ids == ["x"])
 
 
-async def test_schemas_that_begin_alike_are_strangers(postgres, empty_database):
+async def test_similar_schema_names_are_kept_apart(postgres, empty_database):
     """Also where the name of the channel has no room for all of the schema's."""
     urls = [postgres.url(empty_database, schema="s" * 59 + end, test_clock=1) for end in "ab"]
     came = {}
@@ -290,8 +292,8 @@ async def test_schemas_that_begin_alike_are_strangers(postgres, empty_database):
         assert {n: [j.id for j in jobs] for n, jobs in found.items()} == {0: ["0"], 1: ["1"]}
 
 
-async def test_a_message_of_other_data_teaches_nothing(store, url, offers, admin):
-    """The numbers in it may mean another tenant's queue by now. [TENANT-3]"""
+async def test_a_message_of_another_generation_is_ignored(store, url, offers, admin):
+    """The numbers in it may now mean another tenant's queue. [TENANT-3]"""
     async with place(store, offers) as (_, came):
         known = store._cache.data_id
         store._cache.set_data(f"{known.split()[0]} another-generation")
@@ -314,8 +316,8 @@ async def long_transaction(connection):
         yield
 
 
-async def test_where_looking_takes_long_nothing_is_offered_for_a_while(store, url, offers, admin):
-    """Hundreds of pages of the dead stand before what an enqueue has to look at; it says so, and goes on."""
+async def test_no_registration_is_made_for_a_while_after_a_slow_claim(store, url, offers, admin):
+    """Hundreds of pages of dead rows are before the rows that an enqueue reads: it reports that, and continues."""
     await store.enqueue([new(f"dead-{n}", b"x" * 1800) for n in range(2000)])
     async with long_transaction(admin), opened(url) as other:
         while jobs := (await store.claim(wish(1000))).jobs:
@@ -336,7 +338,7 @@ async def test_where_looking_takes_long_nothing_is_offered_for_a_while(store, ur
             assert came == []
 
 
-async def test_where_old_versions_pile_up_nothing_is_offered(store, offers, admin, postgres, database):
+async def test_no_registration_is_made_while_dead_rows_pile_up(store, offers, admin, postgres, database):
     async with long_transaction(admin), place(store, offers) as (post, came):
         postgres.sql(
             "INSERT INTO holdfast.waiters SELECT n, 0, 1, 1, 1, 0, false, repeat('x', 60), 'w' "
@@ -356,7 +358,7 @@ async def test_where_old_versions_pile_up_nothing_is_offered(store, offers, admi
         await eventually(lambda: [found.id for found in came], lambda ids: ids == ["y"])
 
 
-async def test_prune_forgets_the_offers_of_the_dead_alone(store, offers, admin):
+async def test_prune_removes_only_the_registrations_of_dead_workers(store, offers, admin):
     async with place(store, offers):
         living = await admin.fetchval("SELECT inbox FROM holdfast.waiters")
         await admin.execute("UPDATE holdfast.waiters SET expires_at = 0")  # As in the middle of a claim.
@@ -373,7 +375,7 @@ async def test_prune_forgets_the_offers_of_the_dead_alone(store, offers, admin):
         assert [row["inbox"] for row in found] == [3, living]
 
 
-async def test_a_server_that_was_killed_has_no_offers_and_workers_offer_anew(durable):
+async def test_a_killed_server_has_no_registrations_and_workers_register_again(durable):
     url = durable.url(test_clock=1, timeout_s=2)
     runs = Runs()
 

@@ -61,7 +61,7 @@ def renewals(jobs, lease_ms=120_000):
 
 @asynccontextmanager
 async def held(url, id_):
-    """The row of a job, locked by somebody."""
+    """The row of a job, locked by another transaction."""
     connection = await asyncpg.connect(url)
     try:
         async with connection.transaction():
@@ -75,7 +75,7 @@ async def held(url, id_):
 
 
 @pytest.mark.parametrize("way", DRIVERS)
-async def test_a_duplicate_of_a_running_job_keeps_nobody_from_it(postgres, database, way):
+async def test_a_duplicate_of_a_running_job_does_not_lock_it(postgres, database, way):
     url = postgres.url(database)
     async with opened(url) as store:
         await fill(store, 10)
@@ -89,8 +89,8 @@ async def test_a_duplicate_of_a_running_job_keeps_nobody_from_it(postgres, datab
 
 
 @pytest.mark.parametrize("way", DRIVERS)
-async def test_a_duplicate_of_a_waiting_job_keeps_nobody_from_it(postgres, database, way):
-    """It is claimed, failed, canceled, and enqueued by others, as if nobody had asked."""
+async def test_a_duplicate_of_a_waiting_job_does_not_lock_it(postgres, database, way):
+    """Other calls claim, fail, cancel and enqueue it as if it were not locked."""
     url = postgres.url(database)
     async with opened(url) as store:
         await store.enqueue([new("a"), new("b")])
@@ -104,7 +104,7 @@ async def test_a_duplicate_of_a_waiting_job_keeps_nobody_from_it(postgres, datab
         await judge(store)
 
 
-async def test_a_duplicate_by_key_or_of_a_completed_job_keeps_nobody_from_it(postgres, database):
+async def test_a_duplicate_by_key_or_of_a_completed_job_does_not_lock_it(postgres, database):
     url = postgres.url(database)
     key = IdempotencyKey("k")
     async with opened(url) as store:
@@ -121,8 +121,8 @@ async def test_a_duplicate_by_key_or_of_a_completed_job_keeps_nobody_from_it(pos
             assert isinstance((await store.enqueue([again("b")]))[0], Queued)
 
 
-async def test_a_batch_is_answered_in_its_order_whatever_is_there(postgres, database):
-    """What comes after a job that is taken in is a duplicate of that one, and not of what it replaced."""
+async def test_a_batch_is_answered_in_order_whatever_jobs_exist(postgres, database):
+    """An enqueue after one that is accepted is a duplicate of that one, and not of the job that it replaced."""
     key = IdempotencyKey("k")
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("a"), new("b")])
@@ -135,7 +135,7 @@ async def test_a_batch_is_answered_in_its_order_whatever_is_there(postgres, data
         await judge(store)
 
 
-async def test_of_many_that_take_the_place_of_an_ended_job_one_is_queued(postgres, database):
+async def test_of_concurrent_replacements_of_an_ended_job_one_is_queued(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         for round_ in range(10):
             id_ = f"job-{round_}"
@@ -147,7 +147,7 @@ async def test_of_many_that_take_the_place_of_an_ended_job_one_is_queued(postgre
         await judge(store)
 
 
-async def test_of_a_replay_and_an_enqueue_in_its_place_one_wins(postgres, database):
+async def test_of_a_concurrent_replay_and_replacement_one_wins(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         won = Counter()
         for round_ in range(20):
@@ -170,7 +170,7 @@ async def test_of_a_replay_and_an_enqueue_in_its_place_one_wins(postgres, databa
 
 
 @pytest.mark.parametrize("what", ["enqueue", "replay"])
-async def test_who_waits_for_an_id_keeps_nobody_from_the_tenant(postgres, database, what):
+async def test_an_enqueue_that_waits_for_an_id_does_not_block_its_tenant(postgres, database, what):
     """Also where a quota makes its enqueues wait for each other. [ENQ-7]"""
     url = postgres.url(database)
     async with opened(url) as store, opened(url) as other:
@@ -189,7 +189,7 @@ async def test_who_waits_for_an_id_keeps_nobody_from_the_tenant(postgres, databa
         await judge(store)
 
 
-async def test_a_batch_with_keys_waits_briefly_until_it_is_seen_which_one_is_held(postgres, database, monkeypatch):
+async def test_a_batch_with_keys_waits_briefly_until_the_blocked_item_is_known(postgres, database, monkeypatch):
     url = postgres.url(database)
     waits = []
     change = PostgresClient.change
@@ -210,7 +210,7 @@ async def test_a_batch_with_keys_waits_briefly_until_it_is_seen_which_one_is_hel
         assert set(waits[:-1]) == {BRIEF_LOCK_MS}
 
 
-async def test_who_comes_second_for_the_place_of_an_ended_job_holds_nothing(postgres, database):
+async def test_the_second_replacement_of_an_ended_job_holds_no_lock(postgres, database):
     url = postgres.url(database)
     first, second = (again("a", n, idempotency=IdempotencyKey(f"key-{n}")) for n in range(2))
     async with opened(url) as store:
@@ -238,7 +238,7 @@ async def test_ids_are_taken_all_or_none(postgres, database):
             assert await connection.fetchval(take, [lane] * 2, ["a", "c"], [0] * 2) is not None
 
 
-async def test_what_is_to_be_forgotten_is_passed_over_while_its_id_is_held(postgres, database):
+async def test_the_pruner_skips_a_job_while_its_id_is_locked(postgres, database):
     url = postgres.url(database)
     async with opened(url) as store:
         await store.enqueue([new(id_, result_ttl_ms=0) for id_ in ("a", "b")])
@@ -252,7 +252,7 @@ async def test_what_is_to_be_forgotten_is_passed_over_while_its_id_is_held(postg
 # A job that somebody holds ------------------------------------------------------------------------------------
 
 
-async def test_a_job_that_somebody_holds_is_renewed_and_completed_alone(postgres, database):
+async def test_a_locked_job_is_renewed_and_completed_separately(postgres, database):
     url = postgres.url(database)
     async with opened(url) as store:
         await fill(store, 10)
@@ -271,7 +271,7 @@ async def test_a_job_that_somebody_holds_is_renewed_and_completed_alone(postgres
         await judge(store)
 
 
-async def test_the_slower_outcomes_of_a_batch_do_not_wait_for_one_either(postgres, database):
+async def test_no_outcome_of_a_batch_waits_for_a_locked_job(postgres, database):
     url = postgres.url(database)
     async with opened(url) as store:
         await fill(store, 10)
@@ -284,7 +284,7 @@ async def test_the_slower_outcomes_of_a_batch_do_not_wait_for_one_either(postgre
         await judge(store)
 
 
-async def test_what_is_completed_beside_a_job_that_somebody_holds_is_completed_once(postgres, database):
+async def test_a_job_completed_in_a_batch_with_a_locked_job_is_completed_once(postgres, database):
     """Asked again, a job that is not kept would not be found."""
     url = postgres.url(database)
     async with opened(url) as store:
@@ -306,7 +306,7 @@ async def test_what_is_completed_beside_a_job_that_somebody_holds_is_completed_o
         assert Counter(event.kind for event in await all_events(store))["completed"] == 14
 
 
-async def test_of_a_mixed_batch_the_others_are_finished_if_a_completion_has_to_wait(postgres, database):
+async def test_the_other_outcomes_of_a_batch_do_not_wait_for_a_blocked_completion(postgres, database):
     url = postgres.url(database)
     async with opened(url) as store:
         await fill(store, 16)
@@ -321,7 +321,7 @@ async def test_of_a_mixed_batch_the_others_are_finished_if_a_completion_has_to_w
 
 
 async def test_a_worker_keeps_the_leases_of_the_others(postgres, database):
-    """Somebody holds one of its jobs for longer than a lease."""
+    """Another transaction locks one of its jobs for longer than a lease."""
     url = postgres.url(database)
     stalled, started, go_on = [], [], asyncio.Event()
 
@@ -352,7 +352,7 @@ async def test_a_worker_keeps_the_leases_of_the_others(postgres, database):
 
 
 @pytest.mark.parametrize("what", ["complete", "extend", "fail"])
-async def test_who_waited_until_the_lease_had_run_out_is_late(postgres, database, url, what):
+async def test_a_completion_that_waited_past_its_deadline_is_too_late(postgres, database, url, what):
     """Also if the lock was all there was, and the row is as it had been."""
     async with opened(url) as store:
         await fill(store, 1)

@@ -27,7 +27,7 @@ class InboxChannel:
                 await self.rung.wait()
 
 
-async def test_a_hint_reaches_another_handle_and_comes_back_after_a_cut(postgres, database):
+async def test_hints_reach_another_handle_again_after_a_lost_connection(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         ear = InboxChannel()
         stop = other.listen(ear, {Hint.READY})
@@ -46,7 +46,7 @@ async def test_a_hint_reaches_another_handle_and_comes_back_after_a_cut(postgres
         stop()
 
 
-async def test_a_handle_hears_when_its_schema_was_replaced(postgres, database):
+async def test_a_handle_is_notified_when_its_schema_was_replaced(postgres, database):
     """The channels of the new schema have other names."""
     url = postgres.url(database, test_clock=1)
     async with apart(url) as other, opened(url) as store, opened(url) as idle:
@@ -68,8 +68,8 @@ async def test_a_handle_hears_when_its_schema_was_replaced(postgres, database):
             await ear.expect(lambda signal: signal.queue == "mail")
 
 
-async def test_who_listens_for_more_is_told_of_that_too(postgres, database):
-    """Each kind of hint has a channel of its own, so that nobody is woken for what he does not wait for."""
+async def test_a_listener_for_further_hints_gets_them_too(postgres, database):
+    """Each kind of hint has its own channel, so that no process is woken by hints it does not listen for."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         ended, ready = InboxChannel(), InboxChannel()
         stops = [other.listen(ended, {Hint.DONE})]
@@ -87,7 +87,7 @@ async def test_who_listens_for_more_is_told_of_that_too(postgres, database):
             stop()
 
 
-async def test_without_listen_everybody_looks_now_and_then(postgres, database):
+async def test_without_listen_listeners_are_notified_at_intervals(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database, listen=0)) as other:
         ear = InboxChannel()
         stop = other.listen(ear, {Hint.READY})
@@ -97,7 +97,7 @@ async def test_without_listen_everybody_looks_now_and_then(postgres, database):
         stop()
 
 
-def test_many_ends_are_told_as_one_and_no_notification_is_too_long():
+def test_many_ended_jobs_are_one_notification_of_bounded_length():
     few = [JobKey("t", "few", f"job-{n}") for n in range(3)]
     many = [JobKey("t", "many", f"job-{n}") for n in range(1000)]
     hints = Effects(ended=[*many, *few]).hints(LaneCache())
@@ -109,8 +109,8 @@ def test_many_ends_are_told_as_one_and_no_notification_is_too_long():
     assert max(len(payload) for _, payload in found) <= MAX_PAYLOAD + 100
 
 
-async def test_that_the_log_grew_goes_with_the_next_hint(postgres, database):
-    """A claim is told to readers of the log alone, who are in no hurry: so a quick job costs one notification."""
+async def test_the_growth_of_the_log_is_part_of_the_next_hint(postgres, database):
+    """Only readers of the log are notified of a claim, and later: so a quick job costs one notification."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         ear = InboxChannel()
         stop = other.listen(ear, {Hint.DONE})
@@ -125,7 +125,7 @@ async def test_that_the_log_grew_goes_with_the_next_hint(postgres, database):
         stop()
 
 
-async def test_what_would_have_gone_with_a_refused_change_is_told_all_the_same(postgres, database):
+async def test_hints_are_sent_even_if_the_change_that_carried_them_is_refused(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         await store.enqueue([new("a"), new("b")])
         (job,) = await claim(store, 1)

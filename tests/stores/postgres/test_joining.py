@@ -19,7 +19,7 @@ from tests.stores.postgres.support import claim, complete, fill, new, opened
 
 
 async def test_jobs_are_exactly_those_of_the_commits(postgres, database):
-    """1,000 transactions that end one way or the other, with a row of the caller's own beside each job."""
+    """1,000 transactions that commit or roll back, with a row of the caller's own for each job."""
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     async with opened(postgres.url(database)) as store:
@@ -41,8 +41,8 @@ async def test_jobs_are_exactly_those_of_the_commits(postgres, database):
         assert len(enqueued) == len(orders)
 
 
-async def test_an_open_transaction_holds_up_no_stranger(postgres, database):
-    """Neither in its own lane nor with the first job of it; only who wants the very same id waits."""
+async def test_an_open_transaction_delays_no_other_job(postgres, database):
+    """Neither in its own lane nor with the first job of it; only an enqueue of the same id waits."""
     async with opened(postgres.url(database)) as store:
         connection = await asyncpg.connect(postgres.url(database))
         async with connection.transaction():
@@ -76,7 +76,7 @@ async def test_a_completion_joins_too(postgres, database):
         await connection.close()
 
 
-async def test_psycopg_joins_as_well(postgres, database):
+async def test_a_psycopg_transaction_can_be_joined(postgres, database):
     async with opened(postgres.url(database)) as store:
         async with await psycopg.AsyncConnection.connect(postgres.url(database)) as connection:
             await store.enqueue([new("gone")], connection=connection)
@@ -91,7 +91,7 @@ async def test_psycopg_joins_as_well(postgres, database):
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-async def test_sqlalchemy_joins_over_either_driver(postgres, database, driver):
+async def test_a_sqlalchemy_transaction_can_be_joined_with_either_driver(postgres, database, driver):
     async with opened(postgres.url(database)) as store:
         engine = create_async_engine(postgres.url(database).replace("postgresql:", f"postgresql+{driver}:"))
         async with engine.connect() as connection:
@@ -110,8 +110,8 @@ async def test_sqlalchemy_joins_over_either_driver(postgres, database, driver):
         assert sorted(job.id for job in await claim(store, 10)) == ["by-session", "kept"]
 
 
-async def test_a_driver_that_cannot_be_joined_is_named_also_behind_sqlalchemy(postgres, database):
-    """By `postgresql://` SQLAlchemy takes psycopg2, which its users may never have heard of."""
+async def test_an_unsupported_driver_is_named_even_behind_sqlalchemy(postgres, database):
+    """For `postgresql://` SQLAlchemy uses psycopg2, which may not be installed."""
     psycopg2 = type("connection", (), {"__module__": "psycopg2.extensions"})
     engine = create_engine("sqlite://", connect_args={"check_same_thread": False}, poolclass=StaticPool)
     async with opened(postgres.url(database)) as store:
@@ -125,7 +125,7 @@ async def test_a_driver_that_cannot_be_joined_is_named_also_behind_sqlalchemy(po
     engine.dispose()
 
 
-async def test_what_cannot_be_joined_is_refused(postgres, database):
+async def test_a_call_that_cannot_join_is_refused(postgres, database):
     async with opened(postgres.url(database)) as store:
         with pytest.raises(InvalidOption, match="cannot be joined"):
             await store.enqueue([new("a")], connection=object())
@@ -138,7 +138,7 @@ async def test_what_cannot_be_joined_is_refused(postgres, database):
 @pytest.mark.parametrize("driver", [asyncpg, psycopg])
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("new_thing", [{"queue": "new"}, {"priority": 9}])
-async def test_a_snapshot_that_is_older_than_the_queue_is_to_be_begun_again(
+async def test_a_transaction_with_a_snapshot_older_than_the_queue_must_begin_again(
     postgres, database, caplog, driver, level, new_thing
 ):
     """And that is all: the process forgets nothing, and a second try succeeds."""
@@ -164,7 +164,7 @@ async def test_a_snapshot_that_is_older_than_the_queue_is_to_be_begun_again(
         assert (await store.get([item.key]))[0].state is JobState.READY
 
 
-async def test_a_lane_that_is_another_is_forgotten_also_in_a_callers_transaction(postgres, database):
+async def test_a_cached_lane_that_changed_is_dropped_in_a_callers_transaction(postgres, database):
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("old")])
         postgres.sql("UPDATE holdfast.lanes SET tenant = 'other'", database)

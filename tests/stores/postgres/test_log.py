@@ -30,7 +30,7 @@ async def test_a_reader_waits_for_transactions_that_began_before(postgres, datab
         await connection.close()
 
 
-async def test_a_job_s_events_are_in_order_although_the_later_transaction_began_first(postgres, database):
+async def test_the_events_of_a_job_are_in_order_if_the_later_transaction_began_first(postgres, database):
     """A completion in a transaction that is older than the claim of its job is read after the claim."""
     async with opened(postgres.url(database)) as store:
         connection = await asyncpg.connect(postgres.url(database))
@@ -45,7 +45,7 @@ async def test_a_job_s_events_are_in_order_although_the_later_transaction_began_
 
 @pytest.mark.parametrize("by", ["purge", "prune"])
 @pytest.mark.parametrize("key", [None, IdempotencyKey("k")])
-async def test_a_new_life_is_read_after_the_old_one_although_its_transaction_began_first(postgres, database, by, key):
+async def test_a_new_life_is_read_after_the_old_one_even_if_its_transaction_began_first(postgres, database, by, key):
     """Of an id that was free again: nothing is left of it but what is in the log."""
     async with opened(postgres.url(database)) as store:
         connection = await asyncpg.connect(postgres.url(database))
@@ -94,7 +94,7 @@ def noted(names, send):
     return noting
 
 
-async def test_a_lock_of_the_caller_s_own_is_no_lock_of_ours(postgres, database):
+async def test_an_advisory_lock_of_the_caller_does_not_block_the_store(postgres, database):
     """Many take advisory locks by the number of a table or a sequence."""
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
@@ -112,8 +112,8 @@ async def test_a_lock_of_the_caller_s_own_is_no_lock_of_ours(postgres, database)
 
 
 @pytest.mark.parametrize("what", ["enqueue", "complete"])
-async def test_the_time_of_an_event_is_when_its_job_was_free(postgres, database, url, what):
-    """Whoever waited for somebody comes after them, by the clock too."""
+async def test_the_time_of_an_event_is_after_the_wait_for_its_job(postgres, database, url, what):
+    """Transactions that waited for another are after it, by the clock too."""
     async with opened(url) as store:
         await fill(store, 1)
         jobs = await claim(store, 1)
@@ -140,7 +140,7 @@ async def test_the_time_of_an_event_is_when_its_job_was_free(postgres, database,
         assert last.at == (job.enqueued_at if what == "enqueue" else job.finished_at)
 
 
-async def test_readers_beside_many_writers_see_each_event_once_and_in_order(postgres, database):
+async def test_readers_during_many_writes_see_each_event_once_and_in_order(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         seen, done = [], asyncio.Event()
 

@@ -7,7 +7,7 @@ import asyncpg
 from tests.stores.postgres.support import claim, fill, opened
 
 
-async def test_what_commits_behind_the_marks_is_found_within_a_second(postgres, database):
+async def test_a_job_that_commits_before_the_scan_position_is_found_within_a_second(postgres, database):
     async with opened(postgres.url(database)) as store:
         await fill(store, 10)
         await claim(store, 10)

@@ -79,7 +79,7 @@ async def memory():
 
 
 @pytest.mark.parametrize("outcome", ["fail", "retry"])
-async def test_error_texts_come_back_as_from_the_other_stores(store, memory, outcome):
+async def test_error_texts_are_returned_as_by_the_other_stores(store, memory, outcome):
     """NUL is nothing that PostgreSQL's text can hold."""
 
     async def kept(place, text):
@@ -94,7 +94,7 @@ async def test_error_texts_come_back_as_from_the_other_stores(store, memory, out
         assert await kept(store, text) == await kept(memory, text)
 
 
-async def test_progress_comes_back_as_from_the_other_stores(store, memory):
+async def test_progress_is_returned_as_by_the_other_stores(store, memory):
     async def kept(place, text):
         await place.enqueue([new("x", queue=repr(text))])
         job = await claim_one(place, queues=(repr(text),))
@@ -107,7 +107,7 @@ async def test_progress_comes_back_as_from_the_other_stores(store, memory):
 
 
 @pytest.mark.parametrize("text", ["\ud800", "x\udcffy"], ids=["alone", "within"])
-async def test_lone_surrogates_are_refused_as_by_the_other_stores_and_change_nothing(store, text):
+async def test_unpaired_surrogates_are_refused_as_by_the_other_stores_and_change_nothing(store, text):
     await store.enqueue([new("x")])
     job = await claim_one(store)
     with pytest.raises(UnicodeEncodeError):
@@ -124,7 +124,7 @@ async def break_with(text: str) -> None:
     raise RuntimeError(text.replace("SURROGATE", "\ud800").replace("NUL", "\0"))
 
 
-async def test_what_a_handler_raises_is_kept_whatever_is_in_it(url):
+async def test_an_exception_of_a_handler_is_stored_whatever_its_text(url):
     """A worker writes what no store can hold as something that it can."""
     async with Queue(url, tenant="acme") as queue, running(Worker(queue, jobs=[break_with])):
         ticket = await queue.enqueue(break_with.message("a SURROGATE, a NUL, and 'quotes'"))

@@ -50,14 +50,14 @@ async def test_several_commands_at_once_take_each_step_once(postgres, database):
     assert sorted(said) == sorted(f"applied {name}" for name in NAMES)
 
 
-async def test_in_production_nothing_is_migrated_by_the_way(postgres, database):
+async def test_in_production_opening_a_store_does_not_migrate_it(postgres, database):
     store = make_store(postgres.url(database, migrate=0))
     with pytest.raises(StoreMismatch, match="is not there; run `holdfast migrate URL`"):
         await store.open()
     assert postgres.sql("SELECT FROM pg_namespace WHERE nspname = 'holdfast'", database) == []
 
 
-async def test_commands_of_an_operator_make_no_schema(postgres, database):
+async def test_commands_of_an_operator_create_no_schema(postgres, database):
     """A mistyped database is no empty queue."""
     code, _, err = await run("stats", "--store", postgres.url(database), "--tenant", "acme")
     assert (code, "migrate" in err) == (1, True)
@@ -76,7 +76,7 @@ async def test_a_newer_schema_is_refused_by_the_command_too(postgres, database):
     assert "upgrade Holdfast here first" in err
 
 
-async def test_who_is_in_the_way_of_a_migration_is_named(postgres, database, monkeypatch):
+async def test_the_process_that_blocks_a_migration_is_named(postgres, database, monkeypatch):
     monkeypatch.setattr(schema, "WAIT_MS", 100)
     other = await asyncpg.connect(postgres.url(database), server_settings={"application_name": "another starter"})
     async with other.transaction():
@@ -87,7 +87,7 @@ async def test_who_is_in_the_way_of_a_migration_is_named(postgres, database, mon
     assert await make_store(postgres.url(database)).migrate() == len(NAMES)
 
 
-async def test_a_table_in_use_is_not_waited_for_long_and_nothing_is_half_done(postgres, database, monkeypatch):
+async def test_a_migration_does_not_wait_long_for_a_table_in_use_and_changes_nothing(postgres, database, monkeypatch):
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
     monkeypatch.setattr(schema, "STEP_WAIT_MS", 100)
@@ -117,7 +117,7 @@ async def test_the_exit_code_tells_usage_from_failure(postgres):
     assert (await run("migrate"))[0] == 2
 
 
-def test_the_conformance_command_brings_a_transaction_to_join(postgres, database, monkeypatch, capsys):
+def test_the_conformance_command_provides_a_transaction_to_join(postgres, database, monkeypatch, capsys):
     """[ENQ-7]"""
     name = "an_enqueue_joins_the_callers_transaction_or_says_it_cannot"
     checks = [check for check in all_checks() if check.name == name]
@@ -135,7 +135,7 @@ def test_the_conformance_command_brings_a_transaction_to_join(postgres, database
 async def send() -> None: ...
 
 
-async def test_a_store_is_made_from_a_pool(postgres, database):
+async def test_a_store_can_use_a_given_pool(postgres, database):
     """By its address and credentials: the pool is neither used nor closed, and its transactions can be joined."""
     async with (
         asyncpg.create_pool(postgres.url(database), min_size=1, max_size=1) as pool,
@@ -153,7 +153,7 @@ async def test_a_store_is_made_from_a_pool(postgres, database):
         assert await connection.fetchval("SELECT count(*) FROM shop.jobs") == 1
 
 
-async def test_a_pool_made_of_parts_does_as_well(postgres, database):
+async def test_a_store_can_use_a_pool_made_of_parts(postgres, database):
     pool = asyncpg.create_pool(host="127.0.0.1", port=postgres.port, user="postgres", database=database, min_size=0)
     async with pool:
         store = from_pool(pool, migrate=False)
@@ -166,7 +166,7 @@ async def test_a_pool_made_of_parts_does_as_well(postgres, database):
         await store.close()
 
 
-async def test_what_is_no_pool_is_refused():
+async def test_an_object_that_is_not_a_pool_is_refused():
     with pytest.raises(InvalidOption, match="is not an asyncpg pool"):
         from_pool(object())
     pool = asyncpg.create_pool("postgresql://acme:secret@db.example/shop?sslmode=require")

@@ -21,7 +21,7 @@ def bouncer(postgres):
         yield bouncer
 
 
-async def test_the_store_works_through_it(bouncer, database):
+async def test_the_store_works_through_pgbouncer(bouncer, database):
     async with opened(bouncer.url(database, listen=0)) as store:
         await fill(store, 300)
         jobs = [job for _ in range(3) for job in await claim(store, 100)]
@@ -40,7 +40,7 @@ async def test_many_starters_at_once_make_one_schema(bouncer, database):
     await asyncio.gather(*(start() for _ in range(8)))
 
 
-async def test_a_worker_hears_nothing_and_looks_by_itself(bouncer, database):
+async def test_a_worker_behind_pgbouncer_polls(bouncer, database):
     @job(queue="mail")
     async def double(n: int) -> int:
         return 2 * n
@@ -52,7 +52,7 @@ async def test_a_worker_hears_nothing_and_looks_by_itself(bouncer, database):
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-async def test_a_transaction_through_it_can_be_joined(bouncer, database, driver):
+async def test_a_transaction_through_pgbouncer_can_be_joined(bouncer, database, driver):
     async with opened(bouncer.url(database, listen=0)) as store:
         if driver == "asyncpg":
             connection = await asyncpg.connect(bouncer.url(database), statement_cache_size=0)
@@ -66,7 +66,7 @@ async def test_a_transaction_through_it_can_be_joined(bouncer, database, driver)
         assert [job.id for job in await claim(store, 10)] == ["a"]
 
 
-async def test_a_job_can_be_completed_through_it(bouncer, database):
+async def test_a_job_can_be_completed_through_pgbouncer(bouncer, database):
     @job(queue="mail")
     async def pay() -> str:
         connection = await asyncpg.connect(bouncer.url(database), statement_cache_size=0)
@@ -79,14 +79,14 @@ async def test_a_job_can_be_completed_through_it(bouncer, database):
         assert await queue.enqueue_and_wait(pay.message(), timeout=20) == "paid"
 
 
-async def test_the_doctor_sees_it(bouncer, database):
+async def test_the_doctor_recognises_pgbouncer(bouncer, database):
     async with opened(bouncer.url(database, listen=0)) as store:
         found = {finding.subject: finding for finding in await store.doctor()}
     assert (found["pooler"].level, "pooler answers" in found["pooler"].text) == ("ok", True)
     assert "ALTER ROLE" in found["timeouts"].cure
 
 
-async def test_without_listen_0_it_is_told_what_to_add(bouncer, database):
+async def test_without_listen_0_the_error_names_the_option_to_add(bouncer, database):
     with pytest.raises(StoreError, match="listen=0"):
         async with opened(bouncer.url(database)):
             pass

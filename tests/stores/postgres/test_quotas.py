@@ -69,7 +69,7 @@ async def test_a_quota_is_reached_exactly(postgres, database, queue):
         assert [type(answer) for answer in answers] == [Queued, QuotaExceeded]
 
 
-async def test_what_is_counted_inside_a_callers_transaction_is_not_remembered(postgres, database):
+async def test_a_count_inside_a_callers_transaction_is_not_cached(postgres, database):
     """It may be seen as it was when the transaction began."""
     async with opened(postgres.url(database)) as store:
         await fill(store, WAITING)
@@ -84,7 +84,7 @@ async def test_what_is_counted_inside_a_callers_transaction_is_not_remembered(po
         assert [type(answer) for answer in answers] == [Queued] * 99 + [QuotaExceeded]
 
 
-async def test_a_count_that_was_cut_short_is_not_remembered(postgres, database, monkeypatch):
+async def test_an_interrupted_count_is_not_cached(postgres, database, monkeypatch):
     monkeypatch.setattr(quotas, "MARGIN", 10)
     async with opened(postgres.url(database)) as store:
         await fill(store, WAITING)
@@ -95,9 +95,7 @@ async def test_a_count_that_was_cut_short_is_not_remembered(postgres, database, 
             assert (refused.waiting, refused.limit) == (limit + 10, limit)
 
 
-async def test_what_is_in_flight_while_others_are_counted_takes_room_when_it_is_committed(
-    postgres, database, monkeypatch
-):
+async def test_jobs_in_flight_during_a_count_use_the_quota_when_they_commit(postgres, database, monkeypatch):
     monkeypatch.setattr(quotas, "MIN_REMEMBERED", 1)
     async with opened(postgres.url(database)) as store:
         await store.set_tenant("acme", TenantSettings("mail", None, 30))

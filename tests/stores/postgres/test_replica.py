@@ -82,7 +82,7 @@ async def replayed(primary, replica):
     await eventually(lambda: replica.sql(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'") == [["t"]])
 
 
-async def test_a_failover_under_load_loses_nothing(pair, zygote, log):
+async def test_a_failover_under_load_loses_no_job(pair, zygote, log):
     primary, replica = pair
     await in_step(primary)
     url = url_of(pair, test_clock=1, timeout_s=2)
@@ -121,8 +121,8 @@ async def test_a_replica_alone_is_refused_with_the_reason(pair):
         await open_store(replica.url(target_session_attrs="read-write"))
 
 
-async def test_an_address_that_leads_to_a_replica_for_a_moment(pair):
-    """Whatever a handle did meanwhile, it goes on when the address leads to the primary again."""
+async def test_an_address_that_leads_to_a_replica_briefly_is_tried_again(pair):
+    """Whatever a handle did meanwhile, it continues when the address leads to the primary again."""
     primary, replica = pair
     await in_step(primary)
     async with Proxy(HOST, primary.port) as proxy, opened(f"postgresql://{ROLE}@{HOST}:{proxy.port}/postgres") as store:
@@ -150,8 +150,8 @@ async def test_an_address_that_leads_to_a_replica_for_a_moment(pair):
         assert dict(store._cache.by_number) == known
 
 
-async def test_a_connection_that_leads_to_a_replica_is_given_up(pair):
-    """As behind a pooler: it was made when that led to the primary."""
+async def test_a_connection_to_a_replica_is_closed(pair):
+    """As with a pooler: the connection was made when the address led to the primary."""
     primary, replica = pair
     await in_step(primary)
     async with opened(primary.url()) as store:

@@ -25,7 +25,7 @@ async def test_many_starters_at_once_make_one_schema(postgres, database):
         await store.close()
 
 
-async def test_without_leave_to_migrate_it_says_what_to_run(postgres, database):
+async def test_without_migrate_the_error_says_what_to_run(postgres, database):
     store = make_store(postgres.url(database, migrate=0))
     with pytest.raises(StoreMismatch, match="migrate"):
         await store.open()
@@ -35,7 +35,7 @@ async def test_without_leave_to_migrate_it_says_what_to_run(postgres, database):
     await store.close()
 
 
-async def test_a_newer_schema_is_left_alone(postgres, database):
+async def test_a_newer_schema_is_not_changed(postgres, database):
     async with opened(postgres.url(database)):
         pass
     connection = await asyncpg.connect(postgres.url(database))
@@ -66,14 +66,14 @@ async def test_a_schema_of_another_layout_is_refused_with_what_to_do(postgres, d
     assert postgres.sql("SELECT count(*) FROM holdfast.jobs", database) == [["1"]]
 
 
-async def test_a_frozen_clock_is_not_mistaken_for_a_running_one(postgres, database):
+async def test_a_frozen_clock_is_refused_as_a_running_one(postgres, database):
     async with opened(postgres.url(database, test_clock="frozen")):
         pass
     with pytest.raises(StoreMismatch, match="frozen"):
         await make_store(postgres.url(database)).open()
 
 
-async def test_the_doctor_looks_at_everything(postgres, database):
+async def test_the_doctor_checks_everything(postgres, database):
     async with opened(postgres.url(database)) as store:
         found = {finding.subject: finding for finding in await store.doctor()}
     assert found["schema"].text == f"version {len(migrations())} of {len(migrations())}"

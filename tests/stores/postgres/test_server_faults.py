@@ -83,7 +83,7 @@ def strike(fault, server, chance):
 
 
 @pytest.mark.parametrize("fault", FAULTY)
-async def test_nothing_acknowledged_is_lost_or_undone(durable, zygote, log, fault):
+async def test_no_acknowledged_change_is_lost_or_undone(durable, zygote, log, fault):
     chance = seeded()
     url = durable.url(test_clock=1, timeout_s=2)
     producers = [await zygote.start(url, role="produce", log=log, name=f"p{n}") for n in range(2)]
@@ -129,7 +129,7 @@ async def patient(call, *arguments, **options):
 
 
 @pytest.mark.parametrize("fault", FAULTY)
-async def test_whoever_waits_when_the_server_fails_gets_the_result(durable, fault):
+async def test_a_waiter_gets_its_result_after_a_failure_of_the_server(durable, fault):
     """A wait survives the server: the hint that was lost with it is made up for."""
     url = durable.url(test_clock=1, timeout_s=2)
     async with Queue(url, tenant="acme") as queue, Queue(url, tenant="acme") as other:
@@ -142,7 +142,7 @@ async def test_whoever_waits_when_the_server_fails_gets_the_result(durable, faul
         assert await asyncio.wait_for(waiting, 30) == 7
 
 
-async def test_a_server_that_comes_back_knows_everything(durable):
+async def test_a_restarted_server_has_all_data(durable):
     """Settings, leases, results, the log and the clock's shift: all that was answered is there; tokens grow on."""
     url = durable.url(test_clock=1, timeout_s=2)
     async with Queue(url, tenant="acme", name="default") as queue:

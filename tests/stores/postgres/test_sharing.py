@@ -31,14 +31,14 @@ TENANTS = ("acme", "globex", "initech")
 
 @pytest.fixture
 def small(monkeypatch):
-    """Every prune goes on to the next partition, and reads and trims in small bits."""
+    """Every prune continues with the next partition, and reads and trims in small steps."""
     monkeypatch.setattr(upkeep, "PARTITION_BYTES", 1)
     monkeypatch.setattr(upkeep, "COUNT_ROWS", 3)
     monkeypatch.setattr(log_reads, "MAX_ROWS", 2)
 
 
 async def write(store, rng, count, start):
-    """Calls of one tenant or of several, so many events."""
+    """This many events, in calls of one tenant or of several."""
     done = 0
     while done < count:
         size = min(count - done, rng.choice((1, 1, 2, 5)))
@@ -63,8 +63,8 @@ async def every_page(store, tenant=None, after=None):
 
 
 @pytest.mark.usefixtures("small")
-async def test_several_pruners_share_the_log_by_level_and_lose_nothing(postgres, database):
-    """[EVENT-2] What is kept of each tenant are its last events, as many as the level says, whoever trims."""
+async def test_several_pruners_trim_the_log_to_its_level_and_no_further(postgres, database):
+    """[EVENT-2] The kept events of each tenant are its last ones, up to the level, whichever process trims."""
     rng, keep = random.Random(5), 24
     url = postgres.url(database, keep_events=keep)
     async with opened(url) as store, opened(url) as other, opened(url) as third:
@@ -90,8 +90,8 @@ async def test_several_pruners_share_the_log_by_level_and_lose_nothing(postgres,
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("step", range(1, 8))
-async def test_a_pruner_that_dies_between_two_steps_leaves_nothing_undone(postgres, database, step):
-    """[EVENT-2] Another one goes on from there: nothing is counted, kept or cut twice."""
+async def test_the_next_pruner_finishes_the_work_of_a_dead_one(postgres, database, step):
+    """[EVENT-2] Another pruner continues: nothing is counted, kept or trimmed twice."""
     url = postgres.url(database, keep_events=8)
     async with opened(url) as store, opened(url) as dying:
         await write(store, random.Random(step), 40, 0)
@@ -141,8 +141,8 @@ async def test_a_reader_misses_nothing_while_its_events_are_moved(postgres, data
 
 
 @pytest.mark.usefixtures("small")
-async def test_what_is_kept_of_an_earlier_epoch_is_read_before_the_next(postgres, database):
-    """[EVENT-2] It keeps its place; an offset behind the end of its epoch is of events that are lost."""
+async def test_kept_events_of_an_earlier_epoch_are_read_before_the_next(postgres, database):
+    """[EVENT-2] It keeps its position; an offset after the end of its epoch is of lost events."""
     url = postgres.url(database, keep_events=10)
     async with opened(url) as store:
         start = await store.last_offset()
@@ -166,7 +166,7 @@ async def test_what_is_kept_of_an_earlier_epoch_is_read_before_the_next(postgres
             await store.events("acme", str(end._replace(xid=end.xid + 1)), 10)
 
 
-async def test_trimming_does_not_look_again_at_what_it_has_kept(postgres, database, monkeypatch):
+async def test_trimming_does_not_read_kept_events_again(postgres, database, monkeypatch):
     """[EVENT-2] However much others keep: a flood is cut by looking at the flood."""
     monkeypatch.setattr(upkeep, "COUNT_ROWS", 50)
     url = postgres.url(database, keep_events=700)
@@ -187,7 +187,7 @@ async def test_trimming_does_not_look_again_at_what_it_has_kept(postgres, databa
 
 
 async def looks(store, table):
-    """How many rows of a table each look at it finds from now on."""
+    """The number of rows that each read of a table finds from now on."""
     connect, seen = store._client.connect, []
 
     def found(plan):
@@ -236,8 +236,8 @@ async def live(store, rng, n):
         await store.enqueue([new(job.id, "globex", "bulk")])
 
 
-async def test_the_counts_are_what_a_count_of_everything_finds(postgres, database):
-    """[TENANT-5] Beside an open transaction of a caller's, whose row holds up what is counted; and after it."""
+async def test_the_counts_equal_a_full_count(postgres, database):
+    """[TENANT-5] During a caller's open transaction, whose row delays the count, and after it."""
     rng = random.Random(3)
     async with opened(postgres.url(database, keep_events=50)) as store, opened(postgres.url(database)) as other:
         connection = await asyncpg.connect(postgres.url(database))
@@ -273,7 +273,7 @@ async def test_a_queue_counts_while_it_has_jobs_or_is_paused(postgres, database)
         assert (await store.usage("acme")).queues == 2
 
 
-async def test_a_reader_of_another_tenant_holds_nothing(postgres, database):
+async def test_a_reader_of_another_tenant_keeps_no_event(postgres, database):
     """[EVENT-2] Also where both have events in one call."""
     async with opened(postgres.url(database, keep_events=0)) as store:
         start = await store.last_offset()

@@ -67,7 +67,7 @@ async def test_a_worker_keeps_its_leases_while_a_hundred_callers_wait(postgres, 
 
 @pytest.mark.parametrize("connections", [2, 3])
 async def test_a_hundred_callers_share_a_small_pool(postgres, database, connections):
-    """Nobody is in the way but they themselves: all get their turn, or are told to come again."""
+    """Only their own calls compete: all get a connection, or StoreBusy."""
     async with Queue(postgres.url(database, connections=connections), tenant="acme") as queue:
         store = queue.store
 

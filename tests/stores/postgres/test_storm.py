@@ -7,12 +7,12 @@ from tests.stores.postgres.storm import WAYS
 
 
 @pytest.mark.parametrize("way, losses", [("crash", 2), ("failover", 1), ("restore", 1)])
-async def test_nothing_crosses_and_nothing_is_missed_in_silence(way, losses):
+async def test_a_restore_mixes_no_lives_and_reports_every_gap(way, losses):
     await _weathered(way, losses, pooler=False)
 
 
 @needs_bouncer
-async def test_nothing_crosses_behind_a_pooler_that_keeps_its_clients_through_a_failover():
+async def test_a_failover_behind_a_pooler_mixes_no_lives():
     await _weathered("failover", 1, pooler=True)
 
 

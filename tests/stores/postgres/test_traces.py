@@ -30,7 +30,7 @@ async def test_the_postgres_store_never_differs_from_the_memory_store(postgres, 
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_nor_does_it_when_newcomers_enter_unseen(postgres, monkeypatch, seed):
-    """As they do when they are many: a claim looks at no more lanes than it wants jobs."""
+async def test_the_postgres_store_never_differs_when_tenants_enter_unseen(postgres, monkeypatch, seed):
+    """As with many tenants: a claim reads no more lanes than it wants jobs."""
     monkeypatch.setattr(turns, "MIN_LANES", 0)
     await check_trace(postgres.url(), seed, STEPS)

@@ -34,7 +34,7 @@ async def send(n: int = 0) -> None: ...
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_queues_enqueues_come_and_go_with_the_transaction(postgres, database, way):
+async def test_enqueues_commit_and_roll_back_with_the_transaction(postgres, database, way):
     """Also where ours is the first statement in it. [ENQ-7]"""
     url = postgres.url(database)
     async with Queue(url, tenant="acme") as queue:
@@ -83,7 +83,7 @@ def test_blocking_code_joins_with_a_blocking_connection(postgres, database, kind
     engine.dispose()
 
 
-async def test_refusals_in_a_transaction_are_returned_unless_they_are_to_be_raised(postgres, database):
+async def test_refusals_in_a_transaction_are_returned_or_raised_as_asked(postgres, database):
     """[ENQ-4, ENQ-7] An exception would decide what is the caller's to decide: to commit, or not."""
     async with Queue(postgres.url(database), tenant="acme") as queue:
         await queue.set_tenant(max_waiting=3)
@@ -116,7 +116,7 @@ async def test_a_joined_enqueue_wakes_a_worker_when_it_commits(postgres, databas
 
 
 @pytest.mark.parametrize("what", ["plain", "key", "quota"])
-async def test_no_enqueue_costs_the_transaction_another_number(postgres, database, what):
+async def test_an_enqueue_uses_no_further_transaction_id(postgres, database, what):
     """As a subtransaction that writes would. More than 64 of them slow down every snapshot on the server."""
     url = postgres.url(database)
     numbers = (
@@ -217,7 +217,7 @@ async def test_other_stores_say_what_to_do_instead(url, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["asyncpg", "psycopg"])
-async def test_who_waits_for_an_id_of_another_open_transaction_is_told_so(postgres, database, way):
+async def test_an_enqueue_that_waits_for_an_id_of_another_transaction_says_so(postgres, database, way):
     url = postgres.url(database)
     async with opened(url) as store:
         await fill(store, 1)
@@ -229,7 +229,7 @@ async def test_who_waits_for_an_id_of_another_open_transaction_is_told_so(postgr
 
 
 async def test_waiting_inside_the_transaction_is_refused(postgres, database):
-    """Nobody can run what is not committed."""
+    """No worker can run an uncommitted job."""
     url = postgres.url(database)
     async with Queue(url, tenant="acme") as queue, of_asyncpg(url) as connection:
         with pytest.raises(InvalidOption, match="after the commit"):

@@ -17,14 +17,14 @@ from tests.stores.postgres.support import fill, new, opened
 
 @pytest.fixture
 def small(monkeypatch):
-    """Every prune goes on to the next partition, and reads and trims in small bits."""
+    """Every prune continues with the next partition, and reads and trims in small steps."""
     monkeypatch.setattr(upkeep, "PARTITION_BYTES", 1)
     monkeypatch.setattr(upkeep, "COUNT_ROWS", 3)
     monkeypatch.setattr(log_reads, "MAX_ROWS", 2)
 
 
 async def one_by_one(store, count, start=0):
-    """So many calls of one event each."""
+    """This many calls of one event each."""
     for n in range(start, start + count):
         await store.enqueue([new(f"job-{n:07}")])
 
@@ -62,7 +62,7 @@ async def trimmed_to_the_end(store):
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("nth", [1, 2])
-async def test_a_reader_whose_place_is_trimmed_while_it_looks_is_told(postgres, database, nth):
+async def test_a_reader_whose_position_is_trimmed_during_its_read_gets_a_gap(postgres, database, nth):
     """Also between two reads of a page: what was read before it is no whole page."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database, keep_events=0)) as pruner:
         await one_by_one(store, 6)
@@ -75,7 +75,7 @@ async def test_a_reader_whose_place_is_trimmed_while_it_looks_is_told(postgres, 
 
 
 @pytest.mark.usefixtures("small")
-async def test_a_trim_while_a_piece_is_read_is_told(postgres, database):
+async def test_a_trim_during_the_read_of_a_range_is_reported(postgres, database):
     """The same for a log that is read in pieces."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database, keep_events=0)) as pruner:
         await one_by_one(store, 6)
@@ -87,7 +87,7 @@ async def test_a_trim_while_a_piece_is_read_is_told(postgres, database):
 
 
 @pytest.mark.usefixtures("small")
-async def test_who_reads_from_the_oldest_begins_anew_when_that_is_trimmed(postgres, database):
+async def test_a_read_from_the_oldest_event_restarts_when_that_is_trimmed(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database, keep_events=2)) as pruner:
         await one_by_one(store, 6)
         at_the_nth(store, "events", 1, lambda: trimmed_to_the_end(pruner))
@@ -96,7 +96,7 @@ async def test_who_reads_from_the_oldest_begins_anew_when_that_is_trimmed(postgr
 
 
 @pytest.mark.usefixtures("small")
-async def test_the_log_takes_no_more_room_than_what_is_kept_and_a_partition(postgres, database):
+async def test_the_log_uses_room_for_the_kept_events_and_one_partition(postgres, database):
     """Also when more is kept than there are partitions to put it in, one for each few calls."""
     keep, steps = 30, 120
     async with opened(postgres.url(database, keep_events=keep)) as store:
@@ -116,8 +116,8 @@ async def test_the_log_takes_no_more_room_than_what_is_kept_and_a_partition(post
 
 
 @pytest.mark.usefixtures("small")
-async def test_a_reader_that_lags_keeps_its_events_and_no_others_for_long(postgres, database):
-    """The log grows while it waits, in whatever partition; when it moves on, all of it goes."""
+async def test_a_late_reader_keeps_only_its_own_events(postgres, database):
+    """The log grows while the reader waits, in several partitions; when it advances, all of it is trimmed."""
     async with opened(postgres.url(database, keep_events=0)) as store:
         await one_by_one(store, 1)
         await store.set_reader(Reader(None, "slow", (await store.events(None, None, 1)).next))
@@ -133,7 +133,7 @@ async def test_a_reader_that_lags_keeps_its_events_and_no_others_for_long(postgr
 
 
 @pytest.mark.usefixtures("small")
-async def test_a_partition_that_somebody_s_transaction_writes_to_stays(postgres, database):
+async def test_a_partition_that_an_open_transaction_writes_to_stays(postgres, database):
     """It is left for later, soon, and what is written there late is read."""
     async with opened(postgres.url(database, keep_events=0)) as store:
         await one_by_one(store, 3)
@@ -153,7 +153,7 @@ async def test_a_partition_that_somebody_s_transaction_writes_to_stays(postgres,
 
 
 @pytest.mark.usefixtures("small")
-async def test_what_is_kept_is_exact_whatever_the_size_of_calls(postgres, database):
+async def test_the_kept_events_are_exact_for_calls_of_every_size(postgres, database):
     """Beside rolled back transactions, readers and other pruners: the longest beginning that may go is gone."""
     rng = random.Random(7)
     keep = 20
@@ -207,7 +207,7 @@ async def test_pruning_a_long_log_fetches_no_more_than_a_few_rows(postgres, data
         assert max(sizes) <= 8
 
 
-async def test_a_log_that_was_emptied_begins_a_new_epoch_in_another_cluster(postgres, database):
+async def test_an_emptied_log_begins_a_new_epoch_in_another_cluster(postgres, database):
     """Restored to where transactions have smaller numbers: what is logged there comes after what was trimmed."""
     async with opened(postgres.url(database)) as store:
         await one_by_one(store, 2)
@@ -224,8 +224,8 @@ async def test_a_log_that_was_emptied_begins_a_new_epoch_in_another_cluster(post
         assert ids(await store.events(None, str(far), 10)) == ["job-0000002"]
 
 
-async def test_reading_and_trimming_go_along_the_index_whatever_the_statistics_say(postgres, database, monkeypatch):
-    """None of their statements looks at more of the log than it was asked for; there are no statistics here."""
+async def test_reading_and_trimming_use_the_index_whatever_the_statistics(postgres, database, monkeypatch):
+    """None of their statements reads more of the log than was asked for, even without statistics."""
     monkeypatch.setattr(upkeep, "COUNT_ROWS", 1000)
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
@@ -262,7 +262,7 @@ async def test_reading_and_trimming_go_along_the_index_whatever_the_statistics_s
 
 
 def scans(plan):
-    """How many rows each look at a partition of the log found."""
+    """The number of rows that each read of a partition of the log found."""
     if plan.get("Relation Name", "").startswith("events_"):
         yield plan["Actual Rows"]
     for child in plan.get("Plans", ()):

@@ -36,7 +36,7 @@ WRITES = ("end_jobs", "revive_jobs", "save_jobs", "save_expiry", "forget_jobs", 
 
 
 class Late:
-    """A call that is held up when it has its locks, and again before it writes."""
+    """A call that is stopped when it has its locks, and again before it writes."""
 
     def __init__(self, monkeypatch):
         self._task = None
@@ -117,7 +117,7 @@ async def test_a_late_purge_leaves_the_next_life_alone(late, stores, asked):
     assert await asked("SELECT count(*) FROM holdfast.jobs j LEFT JOIN holdfast.ids i USING (seq) WHERE i IS NULL") == 0
 
 
-async def test_a_change_of_the_ttl_does_not_answer_for_a_job_that_is_gone(late, stores):
+async def test_a_change_of_the_ttl_does_not_answer_for_a_removed_job(late, stores):
     store, other = stores
     await late.begin(other.set_result_ttl([SetResultTtl(KEY, 1)]))
     await store.enqueue([new("x")])
@@ -139,8 +139,8 @@ async def test_a_late_replay_does_not_start_a_job_a_second_time(late, stores):
     assert (await judge(store))[KEY].state is JobState.READY
 
 
-async def test_a_write_that_reaches_less_than_it_means_is_taken_back_and_tried_again(monkeypatch, stores):
-    """The row goes in the same transaction, behind the back of its lock: whatever comes back is as it was."""
+async def test_a_write_that_changes_too_few_rows_is_rolled_back_and_repeated(monkeypatch, stores):
+    """The row is deleted in the same transaction, despite its lock; a rollback restores everything."""
     store, _ = stores
     rows, tries = client.AsyncpgSession.rows, []
     limit = 2
@@ -164,7 +164,7 @@ async def test_a_write_that_reaches_less_than_it_means_is_taken_back_and_tried_a
     assert (await judge(store))[KEY].state is JobState.READY
 
 
-async def test_the_pruner_leaves_a_key_that_is_bound_again(postgres, database, stores, asked):
+async def test_the_pruner_keeps_a_key_that_is_bound_again(postgres, database, stores, asked):
     store, other = stores
     bound = IdempotencyKey("k", "ttl", 1000)
     await store.enqueue([new("a", idempotency=bound)])

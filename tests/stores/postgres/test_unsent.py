@@ -83,7 +83,7 @@ async def test_a_hand_off_that_cannot_be_sent_is_released_at_once():
             await judge(store)
 
 
-async def test_a_producer_that_dies_releasing_what_it_could_not_send_leaves_it_to_the_worker(monkeypatch):
+async def test_a_producer_that_dies_before_it_releases_unsent_jobs_leaves_that_to_the_worker(monkeypatch):
     class DiedError(Exception):
         pass
 
@@ -108,7 +108,7 @@ async def test_a_producer_that_dies_releasing_what_it_could_not_send_leaves_it_t
 
 
 @pytest.mark.parametrize("how", ["claims again", "leaves"])
-async def test_a_worker_gives_back_what_was_sent_and_did_not_arrive(url, offers, monkeypatch, how):
+async def test_a_worker_releases_jobs_that_were_sent_and_did_not_arrive(url, offers, monkeypatch, how):
     monkeypatch.setattr(core_waiters, "IN_FLIGHT_S", 0.0)
     arrived, take = [], offering.PostgresInbox._take
     monkeypatch.setattr(offering.PostgresInbox, "_take", lambda post, data: arrived.append((post, data)))
@@ -129,7 +129,7 @@ async def test_a_worker_gives_back_what_was_sent_and_did_not_arrive(url, offers,
 @pytest.mark.parametrize(
     "how, cut_at", [("has no room", "withdraw_waiter"), ("leaves", "withdraw_waiter"), ("leaves", "find_leased")]
 )
-async def test_an_offer_that_is_taken_back_twice_says_both_times_what_was_handed_over(
+async def test_a_registration_withdrawn_twice_lists_its_handoffs_both_times(
     url, offers, asked, monkeypatch, how, cut_at
 ):
     """The reply to the first one is lost with the queue_id, as is the job's message."""
@@ -169,7 +169,7 @@ async def comes_back(post, id_):
 
 
 @pytest.mark.parametrize("between", ["an enqueue", "a prune"])
-async def test_a_worker_whose_connection_ended_gives_back_what_was_sent(url, offers, hang_up, monkeypatch, between):
+async def test_a_worker_whose_connection_ended_releases_the_jobs_sent_to_it(url, offers, hang_up, monkeypatch, between):
     arrived = []
     monkeypatch.setattr(offering.PostgresInbox, "_take", lambda _, data: arrived.append(data))
     async with opened(url) as store, opened(url) as producer, place(store, offers, limit=3) as (post, _):
@@ -187,7 +187,7 @@ async def test_a_worker_whose_connection_ended_gives_back_what_was_sent(url, off
         assert await kinds(store, KEY) == ["enqueued", "claimed", "released", "claimed"]
 
 
-async def test_a_worker_gives_back_what_was_sent_before_the_server_was_restarted(monkeypatch):
+async def test_a_worker_releases_jobs_sent_before_a_restart_of_the_server(monkeypatch):
     arrived = []
     monkeypatch.setattr(offering.PostgresInbox, "_take", lambda _, data: arrived.append(data))
     with PostgresServer(durable=False) as server:
@@ -203,7 +203,7 @@ async def test_a_worker_gives_back_what_was_sent_before_the_server_was_restarted
             assert await kinds(store, KEY) == ["enqueued", "claimed", "released", "claimed"]
 
 
-async def test_a_worker_that_waits_while_the_data_is_restored_is_told_so(url, offers, asked, monkeypatch):
+async def test_a_worker_that_waits_during_a_restore_gets_an_error(url, offers, asked, monkeypatch):
     """A restore has made the tables and has not filled them yet: there is not even a clock."""
     arrived = []
     monkeypatch.setattr(offering.PostgresInbox, "_take", lambda _, data: arrived.append(data))

@@ -57,14 +57,14 @@ def test_sentinel_has_a_service_and_credentials_of_its_own():
 
 @pytest.mark.parametrize("form", ["", "+cluster", "+sentinel"])
 @pytest.mark.parametrize("family", ["rediss", "valkeys"])
-def test_an_s_means_tls(family, form):
+def test_a_scheme_with_s_means_tls(family, form):
     place = {"+sentinel": "h/service", "+cluster": "h"}.get(form, "h/0")
     assert address(f"{family}{form}://{place}").tls == Tls("", "", "", verify=True)
     found = address(f"{family}{form}://{place}?tls_ca=/ca.pem&tls_cert=/c.pem&tls_key=/k.pem&tls_verify=none")
     assert found.tls == Tls("/ca.pem", "/c.pem", "/k.pem", verify=False)
 
 
-def test_options_are_taken_as_they_are_given():
+def test_options_are_passed_on_unchanged():
     found = address("redis://h?prefix=app.v1-x_&shards=16&timeout_s=30&connect_timeout_s=2&connections=4&test_clock=1")
     assert (found.prefix, found.shards, found.timeout_s) == ("app.v1-x_", 16, 30)
     assert (found.connect_timeout_s, found.connections, found.common.test_clock) == (2, 4, "1")
@@ -72,7 +72,7 @@ def test_options_are_taken_as_they_are_given():
 
 
 @given(user=st.text(min_size=1, max_size=20), password=st.text(max_size=20))
-def test_credentials_survive_the_url_and_never_show(user, password):
+def test_credentials_are_parsed_from_the_url_and_never_shown(user, password):
     from urllib.parse import quote
 
     secret = f"<{password}>"  # Never a part of the rest of the URL.
@@ -96,7 +96,7 @@ def test_credentials_survive_the_url_and_never_show(user, password):
         ("redis+sentinel://u:secret@a,b/jobs?sentinel_password=secret", "redis+sentinel://u@a,b/jobs"),
     ],
 )
-def test_what_is_shown_has_no_password_and_no_options(url, shown):
+def test_a_shown_url_has_no_password_and_no_options(url, shown):
     assert address(url).shown == shown
 
 
@@ -136,7 +136,7 @@ def test_what_is_shown_has_no_password_and_no_options(url, shown):
         ("redis://h?conections=5", "conections", "connections"),
     ],
 )
-def test_a_mistake_is_answered_with_what_to_write(url, option, says):
+def test_an_invalid_url_is_refused_with_what_to_write(url, option, says):
     with pytest.raises(InvalidOption) as caught:
         address(url)
     assert caught.value.option == option

@@ -104,7 +104,7 @@ async def test_many_calls_run_and_answer_in_order(client, prefix, valkey):
     assert await client.run_many(PUSH, [], repeat=False) == []
 
 
-async def test_many_stay_in_order_while_scripts_come_and_go(client, prefix, valkey):
+async def test_calls_stay_in_order_while_scripts_are_flushed(client, prefix, valkey):
     other = client.sibling()
     stop = asyncio.Event()
 
@@ -134,7 +134,7 @@ async def test_an_error_in_a_script_is_raised_with_its_text(client, prefix):
 # Lost connections ---------------------------------------------------------------------------------------------
 
 
-async def test_a_lost_answer_is_asked_for_again_only_if_that_is_allowed(far_client, prefix, proxy, valkey):
+async def test_a_call_with_a_lost_reply_is_repeated_only_if_that_is_allowed(far_client, prefix, proxy, valkey):
     await far_client.run(COUNT, prefix, [], repeat=False)
     proxy.cut_replies(when=b"EVALSHA")
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
@@ -153,7 +153,7 @@ async def test_a_lost_request_did_nothing(far_client, prefix, proxy, valkey):
     assert valkey.command("GET", prefix) == "1"
 
 
-async def test_it_is_tried_again_once_and_not_more(far_client, prefix, proxy, valkey):
+async def test_a_lost_call_is_repeated_once_only(far_client, prefix, proxy, valkey):
     await far_client.run(COUNT, prefix, [], repeat=True)
     proxy.cut_replies(when=b"EVALSHA", times=None)
     with pytest.raises(StoreUnavailable):
@@ -162,7 +162,7 @@ async def test_it_is_tried_again_once_and_not_more(far_client, prefix, proxy, va
     assert valkey.command("GET", prefix) == "3"
 
 
-async def test_many_are_lost_together(far_client, prefix, proxy, valkey):
+async def test_pipelined_calls_are_lost_together(far_client, prefix, proxy, valkey):
     calls = [(prefix, [])] * 5
     await far_client.run_many(COUNT, calls, repeat=False)
     proxy.cut_replies(when=b"EXEC")
@@ -183,7 +183,7 @@ async def test_after_a_timeout_nothing_is_sent_again(far_url, prefix, proxy, val
     assert proxy.counts.connections == 2
 
 
-async def test_one_frozen_connection_is_enough_to_leave_all(far_url, prefix, proxy):
+async def test_one_frozen_connection_makes_the_pool_replace_all(far_url, prefix, proxy):
     async with connected(far_url, timeout_s=0.2) as client:
         await idle(client, 5)
         proxy.freeze(new=False)
@@ -193,7 +193,7 @@ async def test_one_frozen_connection_is_enough_to_leave_all(far_url, prefix, pro
         assert answers == [b"%d" % n for n in range(5)]
 
 
-async def test_a_restarted_server_costs_no_call(prefix):
+async def test_a_restarted_server_fails_no_call(prefix):
     with ValkeyServer() as server:
         async with connected(server.url()) as client:
             await idle(client, 8)
@@ -204,7 +204,7 @@ async def test_a_restarted_server_costs_no_call(prefix):
             assert answers == [b"%d" % n for n in range(20)]
 
 
-async def test_a_server_that_is_away_is_unavailable_and_then_back(prefix):
+async def test_a_server_that_is_down_is_unavailable_until_it_is_back(prefix):
     with ValkeyServer() as server:
         async with connected(server.url()) as client:
             await client.open()
@@ -267,7 +267,7 @@ async def test_a_few_connections_serve_many_callers(url, prefix):
         assert len(pool._idle) == pool._count == 3
 
 
-async def test_a_canceled_call_never_leaves_its_answer_to_the_next(url, prefix):
+async def test_a_canceled_call_never_leaves_its_reply_to_the_next(url, prefix):
     async with connected(url, connections=2) as client:
         for steps in range(60):
             task = asyncio.create_task(client.run(ECHO, prefix, [f"canceled-{steps}"], repeat=False))
@@ -281,7 +281,7 @@ async def test_a_canceled_call_never_leaves_its_answer_to_the_next(url, prefix):
         assert (len(pool._used), pool._count) == (0, len(pool._idle))
 
 
-async def test_a_call_canceled_while_it_waits_for_an_answer_leaves_a_usable_client(far_client, prefix, proxy):
+async def test_a_call_canceled_while_it_waits_for_a_reply_leaves_a_usable_client(far_client, prefix, proxy):
     await far_client.run(ECHO, prefix, ["a"], repeat=False)
     proxy.freeze(new=False)
     task = asyncio.create_task(far_client.run(ECHO, prefix, ["late"], repeat=False))
@@ -396,7 +396,7 @@ async def test_a_server_stuck_in_a_script_is_busy(prefix):
                 await stuck
 
 
-async def test_a_cluster_taken_for_a_server_and_the_reverse_are_explained(cluster, valkey):
+async def test_a_cluster_url_for_a_server_and_the_reverse_are_explained(cluster, valkey):
     for node in cluster.nodes[:2]:
         async with connected(node.url()) as client:
             key = next(f"k{n}" for n in range(99) if cluster.owner(key_slot(b"k%d" % n)) is not node)
@@ -456,7 +456,7 @@ async def tls_relay(port, cert, key):
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_tls_is_spoken_and_certificates_are_checked(valkey, certificate, prefix):
+async def test_tls_works_and_certificates_are_checked(valkey, certificate, prefix):
     cert, key = certificate
     async with tls_relay(valkey.port, cert, key) as port:
         async with connected(f"rediss://localhost:{port}?tls_ca={cert}") as client:
@@ -475,7 +475,7 @@ def sentinel():
         yield sentinel
 
 
-async def test_sentinel_leads_to_the_primary_also_after_a_failover(sentinel, prefix):
+async def test_sentinel_leads_to_the_primary_even_after_a_failover(sentinel, prefix):
     async with connected(sentinel.url(), connect_timeout_s=1) as client:
         assert await client.run(COUNT, prefix, [], repeat=False) == 1
         await idle(client, 4)
@@ -526,8 +526,8 @@ async def test_a_slot_that_moved_is_followed(cluster, prefix):
         cluster.wait()
 
 
-async def test_a_slot_on_its_way_is_asked_for_at_both_ends_but_not_by_scripts(cluster, prefix):
-    """A script uses keys that it does not name: at the new end it would take those still on their way for empty."""
+async def test_commands_follow_a_moving_slot_and_scripts_do_not(cluster, prefix):
+    """A script uses keys that it does not name: at the new node it would treat those not moved yet as empty."""
     async with connected(cluster.url()) as client:
         slot = key_slot(prefix.encode())
         source = cluster.owner(slot)
@@ -555,7 +555,7 @@ async def test_a_slot_on_its_way_is_asked_for_at_both_ends_but_not_by_scripts(cl
 
 
 @pytest.mark.parametrize("key", ["{name}", "{{{name}}}:c"])
-async def test_a_script_does_not_begin_while_its_slot_is_on_its_way(cluster, prefix, key):
+async def test_a_script_does_not_begin_while_its_slot_moves(cluster, prefix, key):
     """Though the key that it names is there: another may be gone, or be emptied by the script itself."""
     key = key.format(name=prefix)
     empty = Script("redis.call('DEL', KEYS[1]) return redis.call('SET', KEYS[1], 'x')")
@@ -599,7 +599,7 @@ async def test_a_node_that_died_is_replaced_by_its_replica(prefix):
 
 
 @pytest.mark.parametrize("settings", [{}, {"decode_responses": True, "protocol": 2}, {"protocol": 3, "db": 1}])
-async def test_a_link_can_be_made_of_a_client(valkey, prefix, settings):
+async def test_a_store_can_use_a_given_client(valkey, prefix, settings):
     async with Redis(host=HOST, port=valkey.port, **settings) as redis_py:
         client = RedisClient.of_redis_py(redis_py)
         await redis_py.set(prefix, "41")
@@ -612,7 +612,7 @@ async def test_a_link_can_be_made_of_a_client(valkey, prefix, settings):
         assert client.shown == f"{HOST}:{valkey.port}"
 
 
-async def test_a_link_can_be_made_of_a_client_of_a_cluster(cluster, prefix):
+async def test_a_store_can_use_a_given_cluster_client(cluster, prefix):
     async with RedisCluster(host=HOST, port=cluster.nodes[1].port) as redis_py:
         client = RedisClient.of_redis_py(redis_py)
         assert client.is_cluster
@@ -621,7 +621,7 @@ async def test_a_link_can_be_made_of_a_client_of_a_cluster(cluster, prefix):
         assert await redis_py.get(f"{prefix}7") == b"1"
 
 
-async def test_a_link_can_be_made_of_a_client_behind_sentinel(sentinel, prefix):
+async def test_a_store_can_use_a_given_client_behind_sentinel(sentinel, prefix):
     manager = Sentinel([(HOST, sentinel.sentinel.port)])
     redis_py = manager.master_for(MASTER)
     client = RedisClient.of_redis_py(redis_py)
@@ -686,7 +686,7 @@ async def test_subscribers_are_written_to_before_the_caller(server):
                     assert (listener.at < caller.at) == first
 
 
-async def test_a_script_that_serves_subscribers_first_is_like_any_other(client):
+async def test_a_script_that_writes_to_subscribers_first_works_like_any_other(client):
     """In its reply, its errors, and when the server does not know it or the user may not run it."""
     assert await client.run(ECHO, "k", [b"new"], repeat=False, subscribers_first=True) == b"new"
     await client.command("k", "SCRIPT", "FLUSH", "SYNC")

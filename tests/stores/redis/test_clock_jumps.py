@@ -39,7 +39,7 @@ async def queue(url):
         yield queue
 
 
-async def test_an_hour_forward_ends_leases_and_brings_what_is_delayed(store):
+async def test_an_hour_forward_ends_leases_and_makes_delayed_jobs_due(store):
     await store.enqueue([new("held"), new("later", delay_ms=HOUR // 2), new("much later", delay_ms=3 * HOUR)])
     job = await claim_one(store)
     await store.shift_clock(HOUR)
@@ -59,7 +59,7 @@ async def test_an_hour_forward_ends_leases_and_brings_what_is_delayed(store):
     assert waiting.state is JobState.SCHEDULED
 
 
-async def test_an_hour_back_leaves_leases_to_their_holders_and_bounds_them(store):
+async def test_an_hour_back_keeps_leases_and_bounds_them(store):
     await store.enqueue([new("kept"), new("dead")])
     kept, dead = (await store.claim(wish())).jobs
     await store.shift_clock(-HOUR)
@@ -104,7 +104,7 @@ async def test_after_an_hour_back_new_jobs_run_at_once_and_old_ones_in_an_hour(s
     ], "a reader that resumes misses nothing"
 
 
-async def test_tokens_and_events_grow_on_whichever_way_the_clock_goes(store):
+async def test_tokens_and_events_grow_in_both_directions_of_the_clock(store):
     tokens = []
     for number, hours in enumerate([0, 1, -1, -1, 2, -5, 3, 0]):
         await store.shift_clock(hours * HOUR)
@@ -185,7 +185,7 @@ async def test_a_waiting_worker_follows_the_new_clock(zygote, queue, url, log, h
     await ledger.check(queue.store, "acme", ["delayed", "new"])
 
 
-async def test_nothing_is_lost_while_the_clock_jumps_under_load(zygote, queue, url, log):
+async def test_no_job_is_lost_while_the_clock_jumps_under_load(zygote, queue, url, log):
     """Two workers and a producer, and an hour this way or that every few moments."""
     chance = seeded()
     pids = [await zygote.start(url, log=log, lease_s=10, concurrency=5) for _ in range(2)]

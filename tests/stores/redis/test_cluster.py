@@ -35,7 +35,7 @@ async def test_a_dead_node_does_not_affect_the_others():
         await store.close()
 
 
-async def test_a_cluster_that_is_gone_is_an_error():
+async def test_a_cluster_that_is_down_is_an_error():
     with ValkeyCluster(3) as cluster:
         store = await open_store(cluster.url(timeout_s=1, connect_timeout_s=1))
         for node in cluster.nodes:

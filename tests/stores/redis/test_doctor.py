@@ -56,7 +56,7 @@ async def findings_of_a_server(**options):
             return await findings(client)
 
 
-async def test_a_good_server_is_all_right():
+async def test_the_doctor_finds_nothing_wrong_with_a_healthy_server():
     found = await findings_of_a_server(appendonly=True, appendfsync="always", maxmemory="1gb")
     assert {subject: finding.level for subject, finding in found.items()} == dict.fromkeys(
         ("server", "role", "eviction", "durability", "memory", "clock", "scripts", "notifications", "layout"), "ok"
@@ -225,7 +225,7 @@ async def test_the_spread_of_shards_over_a_cluster_is_judged(cluster):
         await doctor.refuse_eviction(client)
 
 
-async def test_a_server_that_is_away_is_unavailable():
+async def test_a_server_that_is_down_is_unavailable():
     async with connected(f"redis://{HOST}:{free_port()}") as client:
         with pytest.raises(StoreUnavailable):
             await findings(client)

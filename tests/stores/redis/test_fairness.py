@@ -49,7 +49,7 @@ def p99(waits):
 
 
 @pytest.mark.parametrize("shards, backlog", [(1, BACKLOG), (4, BACKLOG // 5)])
-async def test_a_backlog_of_a_neighbour_costs_a_turn_in_each_round(server, shards, backlog):
+async def test_a_backlog_of_another_tenant_delays_a_job_by_one_turn(server, shards, backlog):
     alone = await open_store(server.url(prefix=f"alone-{shards}", shards=shards))
     beside = await open_store(server.url(prefix=f"beside-{shards}", shards=shards))
     try:

@@ -40,7 +40,7 @@ async def full(durable, prefix):
     await store.close()
 
 
-async def test_new_work_is_refused_and_nothing_of_it_is_there(full):
+async def test_new_jobs_are_refused_and_not_stored(full):
     store, dead, _, _ = full
     for call in (store.enqueue([new(99), new(100)]), store.replay([dead.key])):
         with pytest.raises(StoreUnavailable, match="out of memory"):
@@ -49,7 +49,7 @@ async def test_new_work_is_refused_and_nothing_of_it_is_there(full):
     assert (await store.stats("acme", ["q"]))[0].counts[JobState.FAILED] == 1
 
 
-async def test_what_is_there_can_be_finished_by_workers_old_and_new(full, durable):
+async def test_existing_jobs_can_be_finished_by_old_and_new_workers(full, durable):
     store, _, running, url = full
     assert await store.finish([Finish(running.key, running.token, "complete", Result(b"null"))]) == [
         Finished(JobState.COMPLETED)

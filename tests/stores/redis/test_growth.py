@@ -54,7 +54,7 @@ def lasting(valkey, prefix):
     return sorted(key for key in keys if ":a:" not in key or valkey.command("PTTL", key) not in range(60_001))
 
 
-async def test_when_all_is_over_the_server_is_as_empty_as_before(store, valkey, prefix):
+async def test_the_server_is_empty_again_after_all_jobs_are_forgotten(store, valkey, prefix):
     await store.set_reader(Reader(None, "audit", "0"))
     for round_ in range(3):
         await live_through(store, round_)
@@ -72,7 +72,7 @@ async def test_when_all_is_over_the_server_is_as_empty_as_before(store, valkey, 
     assert valkey.command("XLEN", f"{prefix}:{{0}}:e") == 0
 
 
-async def test_a_thousand_lives_take_no_more_room_than_one(store, valkey, prefix):
+async def test_a_thousand_lives_of_an_id_use_no_more_memory_than_one(store, valkey, prefix):
     """Tokens, sequences and the log's numbers are counters: they leave nothing behind."""
     sizes = []
     for _ in range(4):

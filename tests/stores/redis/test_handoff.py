@@ -46,8 +46,8 @@ async def test_waiter_tables_expire(store, valkey, prefix, offers):
     assert await offers() == 0
 
 
-async def test_a_registration_is_ended_also_without_a_subscription(store, url, valkey, offers, heard):
-    """A worker that is full by now is not sent more jobs when it is subscribed again."""
+async def test_a_registration_ends_even_without_a_subscription(store, url, valkey, offers, heard):
+    """A worker that is full is sent no more jobs when it is subscribed again."""
     near = await open_store(url)
     try:
         async with place(store, offers) as (inbox, came):

@@ -30,7 +30,7 @@ def known(valkey):
         valkey.command("SCRIPT", "LOAD", script.text)
 
 
-async def test_a_request_that_never_arrives_changes_nothing(proxy, far, store):
+async def test_a_request_that_is_lost_changes_nothing(proxy, far, store):
     """Cut before the server: an enqueue and an acknowledgement still get there, a claim holds nothing."""
     proxy.cut_requests(when=SCRIPT)
     with contextlib.suppress(StoreUnavailable):
@@ -46,7 +46,7 @@ async def test_a_request_that_never_arrives_changes_nothing(proxy, far, store):
 
 
 @pytest.mark.parametrize("what", ["cancel", "set_result_ttl"])
-async def test_what_is_repeated_reaches_one_life_of_an_id(proxy, far, store, monkeypatch, what):
+async def test_a_repeated_request_changes_one_life_of_an_id(proxy, far, store, monkeypatch, what):
     """The reply is lost; before the store sends it again, the id has a new life, which ends as well."""
     await store.enqueue([new("x")])
     send, sent = client.RedisClient._send, []
@@ -73,7 +73,7 @@ async def test_what_is_repeated_reaches_one_life_of_an_id(proxy, far, store, mon
     assert job.state is (JobState.READY if what == "cancel" else JobState.CANCELED)
 
 
-async def test_a_cut_in_the_middle_of_many_at_once_fails_only_those(proxy, far_url, store):
+async def test_a_cut_during_pipelined_calls_fails_only_those(proxy, far_url, store):
     """Calls on other connections continue. Calls whose connection was cut fail or are repeated."""
     other = await open_store(far_url)
     try:
@@ -93,7 +93,7 @@ async def test_a_cut_in_the_middle_of_many_at_once_fails_only_those(proxy, far_u
 
 
 @pytest.mark.parametrize("lost", range(4))
-async def test_a_claim_over_many_shards_loses_the_reply_of_one_and_no_more(valkey, proxy, prefix, lost):
+async def test_a_claim_over_many_shards_loses_only_the_reply_of_one(valkey, proxy, prefix, lost):
     """The shards are asked side by side: what the others leased is not lost with the one whose reply is."""
     near = await open_store(valkey.url(prefix=prefix, shards=4, test_clock=1))
     far = await open_store(f"redis://{HOST}:{proxy.port}/0?prefix={prefix}&shards=4&test_clock=1&timeout_s=1")

@@ -124,7 +124,7 @@ async def test_the_server_sends_only_wanted_hints(setting, publish, valkey, pref
     assert Signal(DONE, queue="a") not in everything.signals
 
 
-async def test_a_hint_left_and_wanted_again_at_once_continues(setting, publish, valkey, prefix):
+async def test_a_hint_wanted_again_at_once_stays_subscribed(setting, publish, valkey, prefix):
     """Its subscription lingers: a listener that returns does not wait and is not notified again."""
     stays, listening = Listening(), Listening()
     setting.listener.listen(stays, {DONE})
@@ -138,7 +138,7 @@ async def test_a_hint_left_and_wanted_again_at_once_continues(setting, publish, 
         await listening.until(Signal(READY, queue="a"))
 
 
-async def test_a_hint_left_and_wanted_again_after_it_was_given_up_is_confirmed_anew(url, prefix, publish, valkey):
+async def test_a_hint_wanted_again_after_its_unsubscribe_is_subscribed_again(url, prefix, publish, valkey):
     async with Setting(url, prefix, linger_s=0) as setting:
         setting.listener.listen(Listening(), {DONE})
         listening = Listening()
@@ -162,7 +162,7 @@ async def test_the_connection_ends_with_the_last_listener(url, prefix, valkey):
             assert await eventually(lambda: not setting.listener._tasks)
 
 
-async def test_a_listener_that_comes_soon_finds_the_connection_open(setting, valkey):
+async def test_a_listener_that_follows_soon_uses_the_open_connection(setting, valkey):
     before = int(valkey.info("stats")["total_connections_received"])
     for _ in range(5):
         stop = setting.listener.listen(Listening(), {READY})
@@ -180,7 +180,7 @@ class At:
         self.call_later = asyncio.get_running_loop().call_later
 
 
-async def test_listeners_that_come_and_go_for_long_find_the_connection_open(url, prefix, valkey):
+async def test_short_listeners_share_one_connection(url, prefix, valkey):
     """The connection's time to linger is counted from the last listener that left, not from the first."""
     async with Setting(url, prefix, linger_s=600) as setting:
         for _ in range(2):
@@ -265,7 +265,7 @@ async def test_a_server_killed_and_restarted_is_subscribed_to_again(prefix):
             await listening.until(Signal(READY, queue="a"))
 
 
-async def test_a_connection_that_is_half_open_is_left(far_url, prefix, proxy, publish):
+async def test_a_half_open_connection_is_replaced(far_url, prefix, proxy, publish):
     async with Setting(far_url, prefix, timeout_s=0.2) as setting:
         listening = Listening()
         setting.listener.listen(listening, {READY})
@@ -290,7 +290,7 @@ async def test_silence_alone_ends_no_connection(far_url, prefix, proxy, publish)
         assert proxy.counts.connections == 1
 
 
-async def test_ready_does_not_wait_for_a_server_that_is_away(far_url, prefix, proxy):
+async def test_ready_does_not_wait_for_a_server_that_is_down(far_url, prefix, proxy):
     async with Setting(far_url, prefix) as setting:
         proxy.refuse()
         listening = Listening()
@@ -325,7 +325,7 @@ async def test_a_cluster_carries_hints_from_any_node_to_any(cluster, prefix):
             await listening.until(Signal(READY, queue=f"q{number}"))
 
 
-async def test_a_node_that_died_is_left_for_another(prefix):
+async def test_a_dead_node_is_replaced_by_another(prefix):
     with ValkeyCluster(3, cluster_require_full_coverage=False) as cluster:
         async with Setting(cluster.url(), prefix) as setting:
             listening = Listening()

@@ -40,7 +40,7 @@ async def insist(call):
             await asyncio.sleep(0.005)
 
 
-async def test_nothing_is_lost_while_a_slot_moves_key_by_key():
+async def test_no_job_is_lost_while_a_slot_moves_key_by_key():
     """As operators reshard a live cluster: calls may be refused meanwhile, and what was refused was not half done."""
     with ValkeyCluster(3) as cluster:
         store = await open_store(cluster.url(shards=1, test_clock=1))
@@ -163,7 +163,7 @@ async def fill(store):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_a_change_is_refused_as_a_whole_while_its_slot_is_on_its_way(cluster, prefix, change):
+async def test_a_change_is_refused_as_a_whole_while_its_slot_moves(cluster, prefix, change):
     """All keys are still here, so a script would get as far as the first one that it has emptied itself."""
     store = await open_store(cluster.url(shards=1, prefix=prefix))
     held = await fill(store)

@@ -25,7 +25,7 @@ async def test_a_user_without_the_right_to_publish_is_refused_at_opening(user):
         await open_store(user)
 
 
-async def test_a_user_that_loses_that_right_leaves_nothing_half_done(user, valkey, prefix):
+async def test_a_user_that_loses_the_right_to_publish_leaves_no_half_done_change(user, valkey, prefix):
     """The change is made and acknowledged. Other clients find it later."""
     valkey.command("ACL", "SETUSER", prefix, f"&{prefix}:*")
     store = await open_store(user)

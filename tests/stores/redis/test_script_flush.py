@@ -42,7 +42,7 @@ async def flushing(valkey):
 
 
 @pytest.mark.parametrize("shards", [1, 4])
-async def test_producers_workers_and_cancels_notice_nothing(valkey, prefix, shards):
+async def test_a_script_flush_does_not_affect_producers_workers_and_cancels(valkey, prefix, shards):
     url = valkey.url(prefix=prefix, shards=shards)
     errors, ran = [], []
 

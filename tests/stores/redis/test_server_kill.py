@@ -31,7 +31,7 @@ def url(durable):
     return durable.url(test_clock=1, timeout_s=2)
 
 
-async def test_nothing_acknowledged_is_lost_or_undone(durable, zygote, url, log):
+async def test_no_acknowledged_change_is_lost_or_undone(durable, zygote, url, log):
     chance = seeded()
     producers = [await zygote.start(url, role="produce", log=log, name=f"p{n}") for n in range(2)]
     workers = [await zygote.start(url, log=log, lease_s=1, concurrency=5) for _ in range(2)]
@@ -69,7 +69,7 @@ async def test_nothing_acknowledged_is_lost_or_undone(durable, zygote, url, log)
         await ledger.check(store, "acme", list(jobs))
 
 
-async def test_a_server_that_comes_back_empty_handed_of_scripts_knows_everything_else(durable, url):
+async def test_a_restarted_server_without_scripts_has_all_data(durable, url):
     """Settings, leases, keys, results, the log and the clock's shift: all that was answered is there."""
     store = await open_store(url)
     try:
@@ -103,7 +103,7 @@ async def patient(call, *arguments, **options):
         return None
 
 
-async def test_whoever_waits_when_the_server_dies_gets_the_result(durable, url):
+async def test_a_waiter_gets_its_result_after_the_server_is_killed(durable, url):
     """A wait survives the server: the hint that was lost with it is made up for."""
     async with Queue(url, tenant="acme") as queue, Queue(url, tenant="acme") as other:
         ticket = await queue.enqueue(work.message("/dev/null"), id="x")

@@ -31,7 +31,7 @@ async def store(server, prefix):
 
 
 async def flood(store, tenant, count, batch=500):
-    """So many events of a tenant, in batches."""
+    """This many events of a tenant, in batches."""
     for done in range(0, count, batch):
         jobs = [new(f"{random.random()}", tenant=tenant) for _ in range(min(batch, count - done))]
         await store.enqueue(jobs)
@@ -65,7 +65,7 @@ def kept(valkey, prefix, name):
     return {tenant: int(count) for tenant, count in zip(found[::2], found[1::2], strict=True)}
 
 
-async def test_a_flood_is_cut_in_steps_and_takes_nothing_from_the_others(store, valkey):
+async def test_a_flood_is_trimmed_in_steps_and_removes_no_event_of_others(store, valkey):
     start = await store.last_offset()
     for _ in range(20):
         await flood(store, "victim", 2, 1)
@@ -78,8 +78,8 @@ async def test_a_flood_is_cut_in_steps_and_takes_nothing_from_the_others(store, 
     assert (await store.usage("flooder")).events == KEEP - 40
 
 
-async def test_what_survived_is_not_gone_through_again(store, valkey, prefix):
-    """Each event that survives is moved once, however often others are cut behind it."""
+async def test_surviving_entries_are_not_scanned_again(store, valkey, prefix):
+    """Each surviving event is moved once, however often others after it are trimmed."""
     await flood(store, "victim", 1100, 1)
     await flood(store, "flooder", 4000)
     await prune_all(store)
@@ -93,7 +93,7 @@ async def test_what_survived_is_not_gone_through_again(store, valkey, prefix):
     assert len((await events_of(store, "victim"))[0]) == 1130
 
 
-async def test_a_few_events_too_many_among_many_survivors_stand_over(store, valkey, prefix):
+async def test_a_few_excess_events_among_many_survivors_wait(store, valkey, prefix):
     """Until they are worth the way through the others; then the tenant is cut to the level exactly."""
     await flood(store, "large", 1300, 1)
     await flood(store, "small", 500, 1)
@@ -110,7 +110,7 @@ async def test_a_few_events_too_many_among_many_survivors_stand_over(store, valk
     assert len((await events_of(store, "large"))[0]) == 1250
 
 
-async def test_processes_that_trim_at_once_cut_nothing_twice(store, server, prefix):
+async def test_processes_that_trim_at_once_remove_nothing_twice(store, server, prefix):
     others = [await open_store(server.url(prefix=prefix, test_clock=1, keep_events=KEEP)) for _ in range(3)]
     await flood(store, "small", 200, 1)
     await flood(store, "flooder", 8000)
@@ -122,7 +122,7 @@ async def test_processes_that_trim_at_once_cut_nothing_twice(store, server, pref
         await other.close()
 
 
-async def test_a_reader_of_all_hears_of_very_many_gaps_at_once(store, valkey):
+async def test_a_reader_of_all_tenants_gets_many_gaps_at_once(store, valkey):
     """No page names more than a thousand tenants: before that they are one gap for all."""
     start = await store.last_offset()
     tenants = [f"t{number}" for number in range(1200)]
@@ -141,8 +141,8 @@ async def test_a_reader_of_all_hears_of_very_many_gaps_at_once(store, valkey):
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_happens_each_tenant_keeps_its_last_events(server, prefix, monkeypatch, seed, shards):
-    """Batches of several tenants, readers, cuts, also where survivors stand over: the books are right at every step."""
+async def test_each_tenant_always_keeps_its_last_events(server, prefix, monkeypatch, seed, shards):
+    """Batches of several tenants, readers and cuts, also with waiting survivors: the counts are right at every step."""
     chance = random.Random(f"{seed}-{shards}")
     monkeypatch.setattr(trimming, "ALWAYS_RESCANNED", 0 if seed % 2 else 1000)
     monkeypatch.setattr(trimming, "MAX_STEPS", 2 if seed % 4 > 1 else 50)
@@ -192,7 +192,7 @@ def told(event):
 
 
 async def check_all(store, after, left):
-    """A reader of all gets what its tenants still have, and hears of the others by name."""
+    """A reader of all tenants gets their kept events, and the gaps of the others by name."""
     try:
         found, gaps = await events_of(store, None, after)
     except EventsTrimmed as gap:
@@ -210,7 +210,7 @@ async def check_all(store, after, left):
     assert set(map(told, found)) <= left
 
 
-async def test_usage_looks_at_some_of_very_many_queues(store, valkey):
+async def test_usage_reads_a_bounded_number_of_queues(store, valkey):
     """The count of queues is an estimate then. [TENANT-5]"""
     jobs = [new("job", tenant="acme", queue=f"q{number}", delay_ms=10**9) for number in range(3000)]
     await store.enqueue(jobs)

@@ -27,8 +27,8 @@ async def queue(url):
         await running
 
 
-async def test_a_result_comes_with_the_hint(queue, monkeypatch):
-    """Who waits before the job is there does not have to ask for it."""
+async def test_a_hint_carries_the_result(queue, monkeypatch):
+    """A caller that waits before the job ends needs no read."""
     assert await queue.enqueue_and_wait(add.message(1, 2), timeout=10) == 3
     looks = []
     get = queue.store.get
@@ -42,13 +42,13 @@ async def test_a_result_comes_with_the_hint(queue, monkeypatch):
     assert looks == []
 
 
-async def test_many_results_at_once_and_large_payloads_come_too(queue):
-    """More than are told in full, and jobs whose payload stands apart from their record."""
+async def test_hints_carry_many_results_and_those_of_large_jobs(queue):
+    """More jobs than a notification carries in full, and jobs whose payload is apart from their record."""
     calls = [queue.enqueue_and_wait(add.message(n, 1), timeout=20) for n in range(40)]
     assert await asyncio.gather(*calls) == [n + 1 for n in range(40)]
     assert await queue.enqueue_and_wait(measure.message("x" * 10_000), timeout=10) == 10_000
 
 
-async def test_a_result_that_is_not_kept_is_not_told_either(queue):
+async def test_a_hint_does_not_carry_a_result_that_is_not_kept(queue):
     with pytest.raises(ResultExpired):
         await queue.enqueue_and_wait(add.message(1, 1), result_ttl=0, timeout=10)

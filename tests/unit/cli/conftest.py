@@ -47,6 +47,6 @@ def cli(capsys, monkeypatch):
 
 @pytest.fixture
 def processes():
-    """Start commands as processes; whatever still runs at the end is killed."""
+    """Start commands as processes; those that still run at the end are killed."""
     with Processes() as started:
         yield started

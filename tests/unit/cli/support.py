@@ -8,6 +8,9 @@ import select
 import signal
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -55,7 +58,7 @@ def who() -> str:
 
 @job
 def touch_and_wait(path: str) -> str:
-    """Say that it runs, and go on until the other end of the pipe is closed."""
+    """Report that it runs, and continue until the other end of the pipe is closed."""
     with open(path, "rb") as pipe:
         pipe.read()
     return "done"
@@ -84,7 +87,7 @@ class Process(subprocess.Popen):
     """A command as a process, its standard error readable line by line."""
 
     def wait_for(self, text: str, times: int = 1) -> list[str]:
-        """Read standard error until so many lines have `text`; all that was read."""
+        """Read standard error until this many lines have `text`. Returns everything read."""
         read = []
         while sum(text in line for line in read) < times:
             line = self.stderr.readline()
@@ -116,7 +119,7 @@ class Processes(ExitStack):
         return Answer(done.returncode, done.stdout, done.stderr)
 
     def on_terminal(self, *args: str, until: str | None = None, number: int = signal.SIGINT) -> Answer:
-        """Run a command on a terminal of 100 columns; with `until`, send a signal once that was printed."""
+        """Run a command on a terminal of 100 columns; with `until`, send a signal once that text was printed."""
         ours, theirs = pty.openpty()
         env = {**os.environ, "COLUMNS": "100", "LINES": "40", "TERM": "xterm"}
         process = subprocess.Popen([*COMMAND, *args], stdin=theirs, stdout=theirs, stderr=theirs, env=env)
@@ -140,7 +143,7 @@ def _end(process: Process) -> None:
 
 
 def claim(url: str, count: int = 1, *, tenant: str = "acme", queue: str = "default", **outcome) -> list[str]:
-    """Lease jobs and, with an `outcome`, finish them so; their ids."""
+    """Lease jobs and, with an `outcome`, finish them. Returns their ids."""
 
     async def act():
         store = await open_store(url)
@@ -163,3 +166,21 @@ def fail(url: str, count: int = 1, *, message: str = "boom", **options) -> list[
 def complete(url: str, count: int = 1, *, result: bytes = b"42", **options) -> list[str]:
     """Complete jobs."""
     return claim(url, count, outcome="complete", result=Result(result), **options)
+
+
+def read_page(port, path):
+    """Status and text of a page on the metrics port."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as page:
+            return page.status, page.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def read_until(port, path, wanted):
+    """Read a page until `wanted(status, text)`; its text."""
+    end = time.monotonic() + 60
+    while not wanted(*(found := read_page(port, path))):
+        assert time.monotonic() < end, found
+        time.sleep(0.05)
+    return found[1]

@@ -19,13 +19,13 @@ def test_help_lists_every_command(cli, flag):
     assert commands >= set(there.split())
 
 
-def test_a_command_that_is_not_there_is_wrong_usage(cli):
+def test_an_unknown_command_is_wrong_usage(cli):
     answer = cli("fly")
     assert answer.code == 2
     assert "No such command" in answer.err
 
 
-def test_every_command_has_help_of_its_own(cli):
+def test_every_command_has_its_own_help(cli):
     for command in (
         "dev",
         "worker",
@@ -99,7 +99,7 @@ def test_a_bad_tenant_is_wrong_usage_with_the_rule(cli):
     assert "starting with a letter or digit" in answer.err
 
 
-def test_a_flag_wins_over_the_environment(cli):
+def test_a_flag_overrides_the_environment(cli):
     cli("enqueue", "pid", "--tenant", "other", "--id", "one")
     assert cli("list", "--json").json["jobs"] == []
     assert cli("list", "--json", "--tenant", "other").json["jobs"][0]["tenant"] == "other"
@@ -114,7 +114,7 @@ def test_a_store_that_cannot_be_opened_fails_without_a_traceback(cli, place):
     assert "Traceback" not in answer.err
 
 
-def test_a_reader_that_goes_away_makes_no_noise(cli, processes):
+def test_a_closed_pipe_causes_no_traceback(cli, processes):
     for number in range(3):
         cli("enqueue", "pid", "--id", f"j{number}")
     process = processes.start("events", "--follow", "--json")

@@ -13,7 +13,7 @@ from tests.unit.cli.test_serve import ENV, ask, serving
 
 @pytest.fixture
 def trail(place, monkeypatch):
-    """What was written since the last call."""
+    """The lines written since the last call."""
     path = place / "audit.log"
     monkeypatch.setenv("HOLDFAST_AUDIT_LOG", str(path))
 
@@ -33,7 +33,7 @@ def acts(lines, *names):
     return [(line["action"], line["outcome"], *(line.get(name) for name in names)) for line in lines]
 
 
-def test_commands_that_change_something_are_in_the_trail(cli, url, trail):
+def test_commands_that_change_data_are_in_the_trail(cli, url, trail):
     cli("pause", "default")
     cli("resume", "default")
     assert acts(trail(), "tenant", "queue") == [
@@ -78,7 +78,7 @@ def test_a_tenant_that_moves_is_in_the_trail(cli, url, place, trail):
     assert (line["action"], line["target"], line["count"]) == ("tenant.move", f"file:{place}/other", 1)
 
 
-def test_nothing_is_done_where_it_cannot_be_noted(cli, place, monkeypatch):
+def test_a_command_that_cannot_write_to_the_trail_does_nothing(cli, place, monkeypatch):
     cli("enqueue", "t")
     monkeypatch.setenv("HOLDFAST_AUDIT_LOG", str(place / "nowhere" / "audit.log"))
     answer = cli("pause", "default")
@@ -101,7 +101,7 @@ def test_the_service_prints_the_trail_without_an_access_log_too(processes, tmp_p
 
 
 def test_tokens_and_keys_are_in_the_trail(cli, place, monkeypatch):
-    """Who made a token for whom; never the token."""
+    """The maker and the tenant of a token; never the token."""
     path = place / "audit.log"
     monkeypatch.setenv("HOLDFAST_AUDIT_LOG", str(path))
     monkeypatch.setenv("HOLDFAST_JWT_HS256_KEY", "k" * 40)

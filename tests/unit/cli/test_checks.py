@@ -19,7 +19,7 @@ async def two_is_three(harness):
 
 @pytest.fixture
 def suite(monkeypatch):
-    """A suite of a few checks in the place of the whole one."""
+    """A suite of a few checks instead of the whole one."""
 
     def use(*checks):
         monkeypatch.setattr(certificate, "registered", lambda: list(checks))

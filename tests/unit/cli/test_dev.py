@@ -19,7 +19,7 @@ def nobody(monkeypatch):
 
 
 def greeted(process):
-    """What it prints when it is ready: the address, and the lines to try."""
+    """The output when it is ready: the address, and the lines to try."""
     lines = [process.stdout.readline() for _ in range(4)]
     assert "Holdfast serves" in lines[0], (lines, process.poll())
     assert "/dashboard" in lines[1], lines
@@ -28,7 +28,7 @@ def greeted(process):
 
 
 def ended(process):
-    """Ctrl-C; whatever came on standard error."""
+    """Send Ctrl-C. Returns standard error."""
     answer = process.end(signal.SIGINT)
     assert answer.code == 0, answer.err
     # A sample job fails on purpose, and the log has its traceback. There is none of ours.
@@ -43,7 +43,7 @@ def shell(*lines):
 
 
 @CURL
-def test_what_it_prints_works_and_the_jobs_are_there_at_the_next_start(processes, tmp_path):
+def test_the_printed_commands_work_and_jobs_survive_a_restart(processes, tmp_path):
     process = processes.start("dev", "--port", "0", cwd=tmp_path)
     first, tries = greeted(process)
     assert "on file:.holdfast, with a worker for tenant dev" in first
@@ -62,7 +62,7 @@ def test_what_it_prints_works_and_the_jobs_are_there_at_the_next_start(processes
 
 
 @CURL
-def test_it_can_have_a_valkey_server_that_ends_with_it(processes, tmp_path):
+def test_dev_can_start_a_valkey_server_that_ends_with_it(processes, tmp_path):
     process = processes.start("dev", "--port", "0", "--store", "valkey", "--tenant", "acme", cwd=tmp_path)
     first, tries = greeted(process)
     assert "for tenant acme" in first
@@ -79,7 +79,7 @@ def test_it_can_have_a_valkey_server_that_ends_with_it(processes, tmp_path):
             socket.create_connection(("127.0.0.1", port))
 
 
-def test_a_job_of_ones_own_runs_and_is_given_back_at_the_end(processes, tmp_path, monkeypatch):
+def test_a_job_of_the_users_module_runs_and_is_released_at_the_end(processes, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(
         "import asyncio\nfrom holdfast import current_job, job\n\n@job\nasync def stuck():\n"
         "    current_job().log.warning('stuck now')\n    await asyncio.Event().wait()\n"
@@ -104,14 +104,14 @@ def test_a_job_of_ones_own_runs_and_is_given_back_at_the_end(processes, tmp_path
         (["no_such_module"], "there is no module"),
     ],
 )
-def test_what_is_wrong_is_said(processes, tmp_path, args, said):
+def test_errors_name_their_reason(processes, tmp_path, args, said):
     answer = processes.run("dev", "--port", "0", *args, cwd=tmp_path)
     assert answer.code == 2, answer.err
     assert said in answer.err
     assert answer.out == ""
 
 
-def test_a_valkey_server_that_is_not_there_is_told(processes, tmp_path, monkeypatch):
+def test_a_missing_valkey_server_is_named(processes, tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_VALKEY_SERVER", "/nowhere/valkey-server")
     answer = processes.run("dev", "--port", "0", "--store", "valkey", cwd=tmp_path)
     assert answer.code == 1

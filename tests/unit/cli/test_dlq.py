@@ -67,7 +67,7 @@ def test_matching_dead_letters_are_replayed_after_a_dry_run(cli, dead, filters, 
 
 
 @pytest.mark.parametrize("command", [("replay",), ("purge",), ("replay", "a", "--all"), ("purge", "--before", "soon")])
-def test_unclear_wishes_are_wrong_usage_and_change_nothing(cli, dead, command):
+def test_ambiguous_options_are_wrong_usage_and_change_nothing(cli, dead, command):
     answer = cli("dlq", *command)
     assert answer.code == 2
     assert answer.err.startswith("Error: ")
@@ -83,13 +83,13 @@ def test_dead_letters_are_purged_by_age(cli, dead):
     assert cli("status", "a").code == 1
 
 
-def test_the_group_alone_prints_its_help(cli):
+def test_a_group_without_a_command_prints_its_help(cli):
     answer = cli("dlq")
     assert answer.code == 2
     assert "replay" in answer.out + answer.err
 
 
-def test_without_a_queue_all_are_looked_in(cli, url):
+def test_without_a_queue_all_queues_are_searched(cli, url):
     for queue in ("b", "a", "default"):
         cli("enqueue", "x", "--id", f"in-{queue}", "-q", queue)
         cli("enqueue", "x", "--id", "everywhere", "-q", queue)

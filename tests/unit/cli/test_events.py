@@ -6,7 +6,7 @@ import pytest
 from tests.unit.cli.support import fail
 
 
-def test_events_as_json_lines(cli, url):
+def test_events_are_printed_as_json_lines(cli, url):
     cli("enqueue", "x", "--id", "j")
     fail(url)
     lines = cli("events", "--json").lines
@@ -30,7 +30,7 @@ def test_events_are_filtered(cli, url):
     assert {line["queue"] for line in cli("events", "--json", "--queue", "emails").lines} == {"emails"}
 
 
-def test_events_as_plain_lines(cli, url):
+def test_events_are_printed_as_plain_lines(cli, url):
     cli("enqueue", "x", "--id", "j")
     fail(url, message="two\nlines")
     lines = cli("events").out.splitlines()
@@ -40,14 +40,14 @@ def test_events_as_plain_lines(cli, url):
 
 
 @pytest.mark.parametrize("args", [("--kind", "nothing"), ("--after", "nowhere")])
-def test_a_kind_or_offset_that_is_none_is_wrong_usage(cli, args):
+def test_an_invalid_kind_or_offset_is_wrong_usage(cli, args):
     cli("enqueue", "x")
     answer = cli("events", *args)
     assert answer.code == 2
     assert args[1] in answer.err
 
 
-def test_following_shows_what_comes_until_it_is_interrupted(cli, processes):
+def test_following_shows_new_events_until_it_is_interrupted(cli, processes):
     cli("enqueue", "x", "--id", "first")
     process = processes.start("events", "--follow", "--json")
     assert json.loads(process.stdout.readline())["job_id"] == "first"
@@ -57,7 +57,7 @@ def test_following_shows_what_comes_until_it_is_interrupted(cli, processes):
     assert (answer.code, answer.err) == (0, "")
 
 
-def test_the_tail_is_the_last_of_what_is_asked_for(cli, url):
+def test_the_tail_has_the_last_matching_events(cli, url):
     for id in "abc":
         cli("enqueue", "x", "--id", id)
     fail(url)

@@ -16,7 +16,7 @@ def start(url):
     asyncio.run(act())
 
 
-def test_show_tells_what_each_step_is_and_waits_for(cli, url):
+def test_show_lists_the_state_of_each_step_and_the_steps_before_it(cli, url):
     start(url)
     answer = cli("flow", "show", "f1")
     assert answer.code == 0
@@ -34,7 +34,7 @@ def test_show_as_json_is_the_whole_record(cli, url):
     assert [(step["id"], step["after"]) for step in found["steps"]] == [("f1/extract", []), ("f1/load", ["extract"])]
 
 
-def test_a_flow_that_is_not_there_is_an_error(cli):
+def test_a_missing_flow_is_an_error(cli):
     answer = cli("flow", "show", "nothing")
     assert (answer.code, answer.out, answer.err) == (1, "", "Error: no flow 'nothing'\n")
 

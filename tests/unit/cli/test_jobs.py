@@ -15,7 +15,7 @@ def test_enqueue_answers_like_the_http_service(cli):
     assert again.json == {"status": "duplicate", "id": "e1", "queue": "emails", "state": "ready"}
 
 
-def test_enqueue_prints_the_id_for_scripts_and_a_sentence_for_people(cli):
+def test_enqueue_prints_the_id_to_a_pipe_and_a_sentence_to_a_terminal(cli):
     answer = cli("enqueue", "pid", "--id", "j1")
     assert answer.out == "j1\n"
     assert answer.err.endswith("\nqueued: j1 in queue default (ready)\n")
@@ -31,7 +31,7 @@ def test_a_payload_comes_from_an_option_a_file_or_standard_input(cli, place, how
     assert cli("status", "j", "--json").json["payload"] == {"to": "ä", "n": [1, 2.5, None]}
 
 
-def test_all_options_of_enqueue_arrive(cli):
+def test_all_options_of_enqueue_reach_the_job(cli):
     cli(
         "enqueue", "x", "--id", "j", "--delay", "10m", "--priority", "9", "--max-attempts", "2",
         "--idempotency-key", "once", "--payload", "{}",
@@ -75,7 +75,7 @@ def test_bad_options_of_enqueue_are_wrong_usage_and_enqueue_nothing(cli, args, r
     assert cli("queues", "--json").json == {"queues": []}
 
 
-def test_a_payload_without_a_type_must_be_there(cli):
+def test_a_job_without_a_type_needs_a_payload(cli):
     answer = cli("enqueue", "-")
     assert answer.code == 2
     assert "pass --payload" in answer.err
@@ -90,7 +90,7 @@ def test_a_payload_over_the_limit_is_refused_with_its_size(cli):
     assert "the limit is 256 KiB" in answer.err
 
 
-def test_waiting_for_a_job_that_nobody_runs_fails_and_says_how_to_ask_again(cli):
+def test_waiting_for_a_job_that_no_worker_runs_fails_and_says_how_to_wait_again(cli):
     answer = cli("enqueue", "x", "--id", "a job", "--wait", "10ms")
     assert answer.code == 1
     assert "was not done after" in answer.err
@@ -121,7 +121,7 @@ def test_the_result_of_a_failed_job_is_its_error(cli, url):
     }  # fmt: skip
 
 
-def test_a_result_that_is_not_there_yet(cli):
+def test_a_missing_result_is_an_error_of_its_own(cli):
     cli("enqueue", "x", "--id", "j")
     answer = cli("result", "j")
     assert answer.code == 1
@@ -210,7 +210,7 @@ def test_status_shows_a_job_with_its_errors(cli, url):
     }  # fmt: skip
 
 
-def test_cancel_says_what_came_of_it(cli, url):
+def test_cancel_prints_what_it_did(cli, url):
     for id in ("a", "b", "c"):
         cli("enqueue", "x", "--id", id)
     assert cli("cancel", "c").out == "canceled c\n"
@@ -243,7 +243,7 @@ def test_a_list_is_filtered_and_continued(cli, url):
     assert "--cursor" in cli("list", "--limit", "2").err
 
 
-def test_a_list_of_nothing_says_so_beside_the_output(cli):
+def test_an_empty_list_says_so_on_standard_error(cli):
     answer = cli("list")
     assert (answer.code, answer.out) == (0, "")
     assert "No jobs match." in answer.err
@@ -255,7 +255,7 @@ def test_a_list_of_nothing_says_so_beside_the_output(cli):
     assert cli("list", "--cursor", "nowhere").code == 2
 
 
-def test_a_payload_in_an_unknown_codec_spoils_no_list(cli, url):
+def test_a_payload_in_an_unknown_codec_does_not_break_a_list(cli, url):
     import asyncio
 
     from holdfast.core.job import Envelope, JobKey, NewJob

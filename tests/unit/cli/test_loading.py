@@ -29,7 +29,7 @@ def names(modules):
     return sorted(definition.name for definition in load_jobs(modules))
 
 
-def test_the_jobs_of_several_modules_each_once(module):
+def test_the_jobs_of_several_modules_are_loaded_once_each(module):
     module("shop_a.py", ONE.format(name="one"))
     module("shop_b.py", "from shop_a import one\n" + ONE.format(name="two"))
     assert names(["shop_a"]) == ["one"]
@@ -37,7 +37,7 @@ def test_the_jobs_of_several_modules_each_once(module):
     assert names(["shop_a", "shop_b", "shop_a"]) == ["one", "two"]
 
 
-def test_a_package_brings_the_modules_it_imports_from_itself(module):
+def test_a_package_includes_the_modules_that_it_imports(module):
     module("shop_p/__init__.py", "from shop_p import mail\n")
     module("shop_p/mail.py", ONE.format(name="mail"))
     module("shop_p/unused.py", ONE.format(name="unused"))
@@ -58,7 +58,7 @@ def test_a_package_brings_the_modules_it_imports_from_itself(module):
         ("shop:send", None, "names a function; name the module alone: shop"),
     ],
 )
-def test_a_module_that_cannot_be_used_is_refused_with_the_place(module, name, text, reason):
+def test_a_module_that_cannot_be_loaded_is_refused_with_the_line(module, name, text, reason):
     if text is not None:
         module(f"{name}.py", text)
     with pytest.raises(InvalidOption, match=reason):

@@ -45,7 +45,7 @@ def test_a_dry_run_shows_the_queues_and_changes_nothing(cli, filled, target, pla
     assert cli("stats", "emails", "--json").json["queues"][0]["counts"]["ready"] == 2
 
 
-def test_a_dry_run_tells_of_a_move_that_was_stopped(cli, filled, target):
+def test_a_dry_run_shows_a_stopped_move(cli, filled, target):
     assert cli("move", filled, target, "--dry-run", "--json").json["open_move"] is None
     asyncio.run(_begin(filled, target))
     answer = cli("move", filled, target, "--dry-run")
@@ -57,7 +57,7 @@ def test_a_dry_run_tells_of_a_move_that_was_stopped(cli, filled, target):
     assert cli("move", filled, target, "--dry-run", "--json").json["open_move"] is None
 
 
-def test_it_says_what_has_moved_and_what_stays(cli, filled, target):
+def test_a_move_reports_what_it_moved_and_what_stays(cli, filled, target):
     answer = cli("move", filled, target)
     assert answer.code == 0, answer.err
     lines = [line.split() for line in answer.out.splitlines()]
@@ -74,7 +74,7 @@ def test_it_says_what_has_moved_and_what_stays(cli, filled, target):
     assert (again["jobs"], again["passes"], again["resumed"]) == (0, 0, False)
 
 
-def test_what_is_wrong_is_said_with_its_exit_code(cli, filled, target, url):
+def test_errors_of_a_move_have_their_exit_codes(cli, filled, target, url):
     for args, code, said in (
         ((filled, filled), 2, "is SRC itself"),
         ((filled, target, "--tenant", "nobody"), 2, "no jobs or settings of 'nobody'"),
@@ -108,7 +108,7 @@ def test_a_move_that_cannot_be_finished_is_given_up(cli, filled, target):
 
 
 async def _begin(url, target):
-    """A move that ends while it copies."""
+    """A move that is interrupted while it copies."""
 
     async def walker(step_input, queues, tell):
         raise EOFError

@@ -26,12 +26,12 @@ from holdfast.core.errors import InvalidOption
         (" 1.5h ", 5400),
     ],
 )
-def test_durations(text, seconds):
+def test_durations_are_numbers_with_units(text, seconds):
     assert duration("delay", text) == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize("text", ["", "m", "10x", "1h 30m", "-5", "1e3", "inf", "10m!", "999999999999999d"])
-def test_what_is_no_duration_is_refused_with_examples(text):
+def test_an_invalid_duration_is_refused_with_examples(text):
     with pytest.raises(InvalidOption, match=r"delay: .* write for example 30s, 10m"):
         duration("delay", text)
 
@@ -50,7 +50,7 @@ def test_an_instant_without_a_zone_is_local_time():
         instant("run_at", "tomorrow")
 
 
-def test_a_time_or_an_age():
+def test_an_option_takes_an_instant_or_an_age():
     assert time_or_age("before", "7d") == timedelta(days=7)
     assert time_or_age("before", "2030-01-31T18:00Z") == datetime(2030, 1, 31, 18, tzinfo=UTC)
     assert time_or_age("before", None) is None
@@ -58,7 +58,7 @@ def test_a_time_or_an_age():
         time_or_age("before", "yesterday")
 
 
-def test_names_in_a_row():
+def test_names_are_separated_by_commas():
     assert words("queues", "a, b,c") == ["a", "b", "c"]
     assert words("queues", None) is None
     with pytest.raises(InvalidOption, match="empty name"):

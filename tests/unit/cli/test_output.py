@@ -13,8 +13,8 @@ from holdfast.cli.output import emit, note, plain_table, progress, rich_table, s
 from holdfast.core.errors import InvalidOption
 
 
-def test_what_commands_print_goes_by_one_module():
-    """There text of others is escaped: a `print` elsewhere would be a way around."""
+def test_all_commands_print_through_one_module():
+    """That module escapes texts of others: a `print` elsewhere would bypass it."""
     folder = Path(cli.__file__).parent
     for path in folder.glob("*.py"):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
@@ -22,7 +22,7 @@ def test_what_commands_print_goes_by_one_module():
         assert "print" not in names or path.name == "output.py", path.name
 
 
-def test_lines_notes_tables_and_json_spell_control_characters_out(capsys):
+def test_lines_notes_tables_and_json_escape_control_characters(capsys):
     hostile = "\x1b[2J\x9b\u202e\n"
     say(f"canceled {hostile}")
     note(f"Error: {hostile}")

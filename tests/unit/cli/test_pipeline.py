@@ -32,7 +32,7 @@ def test_without_pyspark_the_command_says_what_to_install(say, monkeypatch, tmp_
 
 @pytest.fixture
 def java(tmp_path, monkeypatch):
-    """Puts a Java of some version where one is looked for; None: takes it away."""
+    """Puts a Java of some version on the PATH; None removes it."""
 
     def put(version):
         home = tmp_path / "java"
@@ -57,7 +57,7 @@ def java(tmp_path, monkeypatch):
         ("21", None),
     ],
 )
-def test_a_java_that_spark_does_not_run_on_is_told_with_the_cure(java, version, said):
+def test_an_unsupported_java_is_named_with_the_cure(java, version, said):
     java(version)
     if said is None:
         session.check_java()
@@ -68,14 +68,14 @@ def test_a_java_that_spark_does_not_run_on_is_told_with_the_cure(java, version, 
         assert "apt-get install openjdk-17-jre-headless" in str(error.value)
 
 
-def test_no_java_at_all_is_told(monkeypatch, tmp_path):
+def test_a_missing_java_is_named(monkeypatch, tmp_path):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(session.InvalidOption, match="there is none"):
         session.check_java()
 
 
-def test_a_missing_store_is_told_and_no_lake_is_made(say, tmp_path):
+def test_a_missing_store_is_named_and_no_lake_is_created(say, tmp_path):
     code, said = say("ingest", "--store", f"file:{tmp_path / 'nothing'}", "--lake", str(tmp_path / "lake"))
     assert code == 1
     assert "there is no store in" in said
@@ -86,7 +86,7 @@ def test_a_missing_store_is_told_and_no_lake_is_made(say, tmp_path):
 
 
 @pytest.mark.parametrize("args", [("build",), ("compact",), ("retain", "--days", "3")])
-def test_who_else_writes_is_told_before_spark_is_started(say, java, monkeypatch, tmp_path, args):
+def test_another_writer_of_the_lake_is_named_before_spark_starts(say, java, monkeypatch, tmp_path, args):
     java("17.0.9")
     monkeypatch.setattr(session, "make_session", None)
     lake = Lake(tmp_path / "lake", create=True)
@@ -95,7 +95,7 @@ def test_who_else_writes_is_told_before_spark_is_started(say, java, monkeypatch,
     assert (code, "Error: build is already running on this lake: process" in said) == (1, True)
 
 
-def test_wrong_words_are_told(say, tmp_path):
+def test_wrong_arguments_are_named(say, tmp_path):
     lake = ("--lake", str(tmp_path / "lake"), "--store", "file:x")
     assert "'some' is not 'none', 'hash' or 'full'" in say("ingest", *lake, "--payloads", "some")[1]
     with pytest.raises(session.InvalidOption, match="not both"):
@@ -104,7 +104,7 @@ def test_wrong_words_are_told(say, tmp_path):
 
 @pytest.fixture
 def port():
-    """Where somebody listens."""
+    """An address where a server listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -138,7 +138,7 @@ Caused by: java.lang.RuntimeException: file:/lake/x.parquet is not a Parquet fil
 """
 
 
-def test_what_spark_says_of_a_failure_is_told_without_its_trace():
+def test_an_error_of_spark_is_shown_without_its_traceback():
     said = str(cause("answer", FAILED))
     assert said == (
         "Spark could not answer: RuntimeException: file:/lake/x.parquet is not a Parquet file. "
@@ -160,7 +160,7 @@ def test_cells_that_a_spreadsheet_would_compute_are_quoted_and_numbers_are_not(c
     assert rows[1:] == [*([text, "1"] for text in quoted), ["-1", "-2.5"], ["", "True"]]
 
 
-def test_a_table_as_csv_on_a_terminal_has_no_control_characters(capsys, monkeypatch):
+def test_a_csv_table_on_a_terminal_has_no_control_characters(capsys, monkeypatch):
     monkeypatch.setattr(pipeline_tables, "on_terminal", lambda: True)
     pipeline_tables._write_csv(["id"], [["\x1b[2J\u202e"]])
     assert capsys.readouterr().out == "id\n\\x1b[2J\\u202e\n"

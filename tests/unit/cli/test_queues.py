@@ -26,7 +26,7 @@ def test_stats_of_all_queues_or_of_one(cli, url):
     assert lines[1].split()[:9] == ["default", "1", "1", "0", "0", "1", "0", "1", "0"]
 
 
-def test_queues_in_short(cli, url):
+def test_queues_are_listed_with_short_counts(cli, url):
     assert "No queues yet" in cli("queues").err
     cli("enqueue", "x", "-q", "emails")
     cli("enqueue", "x", "-q", "emails", "--delay", "1h")
@@ -37,7 +37,7 @@ def test_queues_in_short(cli, url):
     assert cli("queues").out.splitlines()[1].split() == ["emails", "2", "0", "0", "yes"]
 
 
-def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(cli, url):
+def test_a_paused_queue_gives_out_no_job_until_it_is_resumed(cli, url):
     cli("enqueue", "x", "--id", "j")
     assert cli("pause", "default").out == "paused default\n"
     assert cli("stats", "--json").json["queues"][0]["paused"] is True
@@ -46,7 +46,7 @@ def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(cli, url):
     assert claim(url) == ["j"]
 
 
-def test_stats_of_a_queue_that_is_not_there_fail_and_suggest_names(cli):
+def test_stats_of_an_unknown_queue_fail_and_suggest_names(cli):
     answer = cli("stats", "emails")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == "Error: acme has no queue 'emails': there are no jobs in it\n"
@@ -77,7 +77,7 @@ def test_watching_prints_the_counts_again_when_they_change(cli, processes):
         ["workers"], ["pause", "q"], ["resume", "q"], ["schedule", "list"], ["trail"],
     ],
 )  # fmt: skip
-def test_a_mistyped_directory_is_an_error_and_makes_nothing(cli, place, command):
+def test_a_mistyped_directory_is_an_error_and_is_not_created(cli, place, command):
     answer = cli(*command, "--store", f"file:{place}/dta")
     assert answer.code == 1
     assert "there is no store in" in answer.err

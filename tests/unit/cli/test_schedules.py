@@ -36,7 +36,7 @@ def test_a_schedule_is_added_listed_and_removed(cli):
         (("--every", "0.1s"), "shorter than a second"),
     ],
 )
-def test_what_is_no_time_is_wrong_usage(cli, said, reason):
+def test_an_invalid_timing_is_wrong_usage(cli, said, reason):
     answer = cli("schedule", "add", "it", "report", *said)
     assert answer.code == 2
     assert reason in answer.err

@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 
 from holdfast.testing.processes import free_port
+from tests.unit.cli.support import read_until
 
 KEY = "a shared key that is long enough for everybody here"
 ENV = {"HOLDFAST_JWT_HS256_KEY": KEY}
@@ -39,7 +40,7 @@ def serving(processes, *args, times=1):
     return server, re.search(r"http://\S+", lines[-1])[0]
 
 
-def test_two_processes_serve_what_a_token_allows_and_end_in_peace(processes, tmp_path, environ):
+def test_two_processes_serve_what_a_token_allows_and_stop_gracefully(processes, tmp_path, environ):
     server, url = serving(processes, "--store", f"file:{tmp_path}/data", "--processes", "2", times=2)
     made = processes.run("token", "--tenant", "acme", "--scope", "produce,read").out.strip()
     assert ask(f"{url}/v1/jobs", made, {"id": "x"})[0] == 201
@@ -55,7 +56,7 @@ def test_two_processes_serve_what_a_token_allows_and_end_in_peace(processes, tmp
 
 
 def test_processes_verify_each_others_proofs_of_leases_and_their_keys_are_rotated(processes, tmp_path, environ):
-    """Each request is a connection of its own, and any process takes it."""
+    """Each request is a connection of its own, and any process accepts it."""
     store = f"file:{tmp_path}/data"
     _, url = serving(processes, "--store", store, "--processes", "2", "--no-access-log", times=2)
     made = processes.run("token", "--tenant", "acme", "--scope", "produce,work").out.strip()
@@ -73,7 +74,7 @@ def test_processes_verify_each_others_proofs_of_leases_and_their_keys_are_rotate
     assert [line.split()[0] for line in shown.splitlines()[1:]] == ["2"]
 
 
-def test_metrics_have_an_address_of_their_own(processes, environ, cli):
+def test_metrics_have_their_own_address(processes, environ, cli):
     port = free_port()
     _, url = serving(
         processes, "--store", "memory:", "--no-access-log", "--metrics-port", str(port), "--metrics-host", "127.0.0.2"
@@ -83,8 +84,27 @@ def test_metrics_have_an_address_of_their_own(processes, environ, cli):
         assert b"holdfast_http_requests" in answer.read()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
+    said = cli("serve", "--store", "memory:", "--gauges-by-tenant", "acme")
+    assert (said.code, "--metrics-port" in said.err) == (2, True)
     said = cli("serve", "--store", "memory:", "--metrics-host", "127.0.0.1")
     assert (said.code, "--metrics-port" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_gauges_are_on_the_port_of_the_metrics_and_not_on_that_of_the_api(processes, tmp_path, environ, count):
+    """A queue's name belongs to its tenant, and anyone may read the metrics on the port of the API."""
+    store, port = f"file:{tmp_path}/data", free_port()
+    made = processes.run("token", "--tenant", "acme", "--scope", "produce").out.strip()
+    arguments = ("--store", store, "--no-access-log", "--processes", count)
+    server, url = serving(processes, *arguments, times=int(count))
+    assert ask(f"{url}/v1/jobs", made, {"queue": "private"})[0] == 201
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        assert b"private" not in answer.read()
+    assert server.end().code == 0
+    server, url = serving(processes, *arguments, "--metrics-port", str(port), times=int(count))
+    wanted = 'holdfast_queue_jobs{queue="private",state="ready"} 1.0'
+    read_until(port, "/metrics", lambda _, text: wanted in text)
+    assert server.end().code == 0
 
 
 def test_tokens_are_revoked_listed_and_restored(cli):
@@ -128,7 +148,7 @@ def test_a_pair_of_keys_signs_and_checks(processes, tmp_path):
         (["keys", "new", "--algorithm", "none"], "'none'"),
     ],
 )
-def test_what_is_missing_is_said(cli, args, said):
+def test_missing_settings_are_named(cli, args, said):
     answer = cli(*args)
     assert answer.code == 2
     assert said in answer.err
@@ -142,7 +162,7 @@ def test_what_is_missing_is_said(cli, args, said):
         (["--tenant", "acme", "--scope", "read", "--queues", "a b"], "queue"),
     ],
 )
-def test_a_token_of_nonsense_is_not_made(cli, environ, args, said):
+def test_a_token_with_invalid_claims_is_not_made(cli, environ, args, said):
     answer = cli("token", *args)
     assert answer.code == 2
     assert said in answer.err
@@ -153,13 +173,13 @@ def test_a_new_shared_key_is_long_enough(cli):
     assert len(cli("keys", "new").out.strip()) >= 43
 
 
-def test_keys_that_cannot_be_read_are_told(processes):
+def test_unreadable_keys_are_named(processes):
     answer = processes.run("serve", "--store", "memory:", "--port", "0", "--jwks-url", "/nowhere/jwks.json")
     assert answer.code == 2
     assert "no keys at /nowhere/jwks.json" in answer.err
 
 
-def test_memory_is_for_one_process(processes, environ):
+def test_several_processes_cannot_use_the_memory_store(processes, environ):
     answer = processes.run("serve", "--store", "memory:", "--processes", "2", "--port", "0")
     assert answer.code == 2
     assert "one process only" in answer.err

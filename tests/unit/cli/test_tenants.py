@@ -38,7 +38,7 @@ def test_a_command_that_enqueues_is_held_to_a_budget_by_its_first_job(cli):
     assert "max_jobs" in answers[-1].err
 
 
-def test_over_the_quota_an_enqueue_fails(cli):
+def test_an_enqueue_over_the_quota_fails(cli):
     cli("tenant", "set", "acme", "--max-waiting", "1")
     assert cli("enqueue", "x").code == 0
     answer = cli("enqueue", "x")

@@ -13,7 +13,7 @@ def jobs(cli, url):
     fail(url, message="no \x1b[2J markup [green]here")
 
 
-def test_tables_have_colours_and_relative_times_and_show_text_as_it_is(processes, jobs):
+def test_tables_have_colours_and_relative_times_and_show_text_unchanged(processes, jobs):
     answer = processes.on_terminal("list")
     assert answer.code == 0
     assert "[bold]j1" in answer.out
@@ -22,7 +22,7 @@ def test_tables_have_colours_and_relative_times_and_show_text_as_it_is(processes
     assert " ago" in answer.out
 
 
-def test_a_job_in_detail(processes, jobs):
+def test_status_shows_a_job_in_detail(processes, jobs):
     answer = processes.on_terminal("status", "[bold]j1")
     assert '{"to":"[red]a"}' in answer.out
     assert "ago)" in answer.out

@@ -7,7 +7,7 @@ def test_a_store_without_a_schema_has_nothing_to_migrate(cli):
     assert json.loads(cli("migrate", "memory:", "--json").out) == {"url": "memory:", "steps": []}
 
 
-def test_a_directory_is_not_made_by_the_way(cli, place):
+def test_a_missing_directory_is_not_created(cli, place):
     assert cli("migrate", f"file:{place}/elsewhere").code == 0
     assert not (place / "elsewhere").exists()
 
@@ -17,7 +17,7 @@ def test_an_unknown_store_is_wrong_usage(cli):
     assert cli("migrate").code == 2
 
 
-def test_operators_do_not_make_what_is_missing():
+def test_commands_of_operators_do_not_create_a_missing_store():
     from holdfast.cli.session import existing
 
     assert existing("postgresql://localhost/shop") == "postgresql://localhost/shop?migrate=0"

@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import socket
 import time
-import urllib.request
 
 import pytest
 
+from holdfast.testing.processes import free_port
 from holdfast.worker.collecting import YOUNG
-from tests.unit.cli.support import JOBS
+from tests.unit.cli.support import JOBS, claim, fail, read_page, read_until
 
 
 @pytest.fixture(autouse=True)
@@ -101,14 +100,74 @@ def test_a_running_job_is_finished_within_the_grace_and_a_thread_is_waited_for_a
 
 def test_metrics_are_served_and_large_results_are_kept_in_blobs(cli, processes, monkeypatch):
     monkeypatch.setenv("HOLDFAST_BLOBS", "file:./blobs")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     worker = processes.start("worker", "shop", "--metrics-port", str(port))
     worker.wait_for("worker started")
     assert len(cli("enqueue", "big", "--wait", "30s").out) == 300_003
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
-        assert 'holdfast_claimed_total{queue="default"} 1.0' in page.read().decode()
+    assert 'holdfast_claimed_total{queue="default"} 1.0' in read_page(port, "/metrics")[1]
+    assert worker.end().code == 0
+
+
+BLOCKING = """
+from holdfast import job
+from holdfast.worker import health
+
+health.LOOP_S = 1.5
+
+@job
+async def block(path: str) -> str:
+    with open(path, "rb") as pipe:
+        pipe.read()
+    return "done"
+"""
+
+
+def test_a_worker_whose_loop_is_blocked_does_not_live_until_it_turns_again(cli, place, processes):
+    (place / "blocking.py").write_text(BLOCKING)
+    pipe, port = place / "pipe", free_port()
+    os.mkfifo(pipe)
+    worker = processes.start("worker", "blocking", "--metrics-port", str(port))
+    worker.wait_for("worker started")
+    assert read_until(port, "/readyz", lambda status, _: status == 200) == "ok\n"
+    assert read_page(port, "/livez") == (200, "ok\n")
+    cli("enqueue", "block", "--id", "j", "--payload", json.dumps({"path": str(pipe)}))
+    with pipe.open("wb"):  # opens when the job has opened it
+        told = read_until(port, "/livez", lambda status, _: status == 503)
+        assert told.startswith("the event loop has stood still for")
+        assert read_page(port, "/readyz")[0] == 503
+    assert read_until(port, "/livez", lambda status, _: status == 200) == "ok\n"
+    assert cli("result", "j", "--wait", "30s").out == '"done"\n'
+    assert worker.end().code == 0
+
+
+def test_one_process_exports_the_gauges_of_all_tenants(cli, processes, url):
+    for tenant, count in (("acme", 3), ("beta", 2)):
+        for _ in range(count):
+            cli("enqueue", "x", "-q", "mail", "--tenant", tenant)
+    fail(url, queue="mail")
+    assert claim(url, queue="mail")
+    ports = [free_port() for _ in range(2)]
+    options = ("--metrics-port", "--gauges-by-tenant", "beta")
+    upkeep = processes.start("maintain", options[0], str(ports[0]), *options[1:])
+    upkeep.wait_for("maintenance started")
+    text = read_until(ports[0], "/metrics", lambda _, text: "holdfast_queue_jobs{" in text)
+    counts = dict.fromkeys(("ready", "scheduled", "leased", "retrying", "failed"), 0)
+    for tenant in ("acme", "beta"):
+        (found,) = cli("stats", "mail", "--tenant", tenant, "--json").json["queues"]
+        counts = {state: number + found["counts"][state] for state, number in counts.items()}
+    assert counts == {"ready": 3, "scheduled": 0, "leased": 1, "retrying": 0, "failed": 1}
+    for state, number in counts.items():
+        assert f'holdfast_queue_jobs{{queue="mail",state="{state}"}} {number}.0' in text
+    assert 'holdfast_tenant_jobs{state="ready",tenant="beta"} 2.0' in text
+    assert "acme" not in text
+
+    worker = processes.start("worker", "shop", "--queues", "emails", "--all-tenants", options[0], str(ports[1]))
+    worker.wait_for("worker started")
+    read_until(ports[1], "/readyz", lambda status, _: status == 200)
+    assert "holdfast_queue_jobs{" not in read_page(ports[1], "/metrics")[1]
+    assert upkeep.end().code == 0
+    text = read_until(ports[1], "/metrics", lambda _, text: "holdfast_queue_jobs{" in text)
+    assert 'holdfast_queue_jobs{queue="mail",state="ready"} 3.0' in text
     assert worker.end().code == 0
 
 
@@ -178,10 +237,8 @@ def test_a_traceback_is_in_the_log_and_in_the_status(cli, place, processes, type
     assert worker.end().code == 0
 
 
-def test_what_workers_hold_is_the_same_in_the_list_and_in_the_metrics(cli, place, processes):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def test_the_list_of_workers_and_the_metrics_agree_about_running_jobs(cli, place, processes):
+    port = free_port()
     pipe = place / "pipe"
     os.mkfifo(pipe)
     worker = processes.start("worker", "shop", "--metrics-port", str(port))
@@ -193,8 +250,7 @@ def test_what_workers_hold_is_the_same_in_the_list_and_in_the_metrics(cli, place
         return found["held"]
 
     def measured():
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
-            text = page.read().decode()
+        _, text = read_page(port, "/metrics")
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("holdfast_held "))
 
     with pipe.open("wb"):  # opens when the job has opened it
@@ -207,7 +263,7 @@ def test_what_workers_hold_is_the_same_in_the_list_and_in_the_metrics(cli, place
 
 
 def comes(look, wanted, within_s=30):
-    """Look until it is as wanted."""
+    """Poll until the condition is true."""
     until = time.monotonic() + within_s
     while (found := look()) != wanted:
         assert time.monotonic() < until, found
@@ -229,9 +285,11 @@ def comes(look, wanted, within_s=30):
         (("shop", "--queues", "a,,b"), "empty name"),
         (("shop", "--queues", "a b"), "is not allowed"),
         (("shop", "--log-level", "loud"), "log_level"),
+        (("shop", "--all-tenants", "--gauges-by-tenant", "acme"), "it needs --metrics-port"),
+        (("shop", "--metrics-port", "1", "--gauges-by-tenant", "acme"), "it needs --all-tenants"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_runs(cli, monkeypatch, args, reason):
+def test_wrong_usage_is_reported_before_any_job_runs(cli, monkeypatch, args, reason):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     answer = cli("worker", *args)
     assert answer.code == 2
@@ -239,7 +297,7 @@ def test_wrong_usage_is_told_before_anything_runs(cli, monkeypatch, args, reason
     assert "Traceback" not in answer.err
 
 
-def test_a_worker_without_a_tenant_is_told_of_both_flags(cli, monkeypatch):
+def test_a_worker_without_a_tenant_gets_an_error_that_names_both_flags(cli, monkeypatch):
     monkeypatch.delenv("HOLDFAST_TENANT")
     answer = cli("worker", "shop")
     assert answer.code == 2

@@ -22,7 +22,7 @@ def finish(outcome, token=7, **fields):
 
 
 def job_in(state: JobState, token=7, **fields) -> Job:
-    """A job in this state, brought there by the moves themselves; blocked ones are made by hand."""
+    """A job in this state, made by the transitions themselves; blocked ones are made by hand."""
     job, _ = lifecycle.enqueue(new(delay_ms=500 if state is JobState.SCHEDULED else 0, **fields), 1, NOW)
     if state is JobState.BLOCKED:
         return replace(job, state=state)

@@ -38,23 +38,23 @@ def test_a_canceled_unknown_or_forgotten_id_is_free():
         assert decide(new(), job_in(state), now=LATER) is None
 
 
-def test_the_state_told_is_the_one_shown():
+def test_the_answered_state_is_the_shown_state():
     job = job_in(JobState.SCHEDULED)
     assert decide(new(), job, now=job.visible_at) == Duplicate(KEY.id, JobState.READY)
 
 
 @pytest.mark.parametrize("state", JobState)
-def test_the_same_request_again_is_queued_whatever_became_of_the_job(state):
+def test_a_repeated_request_is_queued_in_every_state_of_the_job(state):
     job = job_in(state, request_id="r1")
     assert decide(new(request_id="r1"), job) == Queued(KEY.id, state)
     assert decide(new(request_id="r2"), job) == decide(new(), job) != Queued(KEY.id, state)
 
 
-def test_no_request_id_is_like_no_other():
+def test_an_empty_request_id_matches_no_other():
     assert decide(new(request_id=""), job_in(JobState.READY, request_id="")) == Duplicate(KEY.id, JobState.READY)
 
 
-def test_a_request_is_known_as_long_as_there_is_a_trace_of_its_job():
+def test_a_request_is_known_while_its_job_has_a_record():
     job = job_in(JobState.COMPLETED, request_id="r1")
     assert decide(new(request_id="r1"), job, now=LATER) == Queued(KEY.id, JobState.COMPLETED)
     assert decide(new(request_id="r2"), job, now=LATER) is None
@@ -62,19 +62,19 @@ def test_a_request_is_known_as_long_as_there_is_a_trace_of_its_job():
 
 @pytest.mark.parametrize("policy", ["until_terminal", "until_started"])
 @pytest.mark.parametrize("state", JobState)
-def test_a_key_of_a_job_is_held_while_the_job_goes_on(policy, state):
+def test_a_key_of_a_job_is_held_until_the_job_ends(policy, state):
     answer = dedup.by_key(Binding(KEY.id, policy), job_in(state), NOW)
     assert answer == (Duplicate(KEY.id, state) if state in HELD else None)
 
 
 @pytest.mark.parametrize("policy", ["until_terminal", "until_started"])
-def test_a_key_of_a_job_that_is_gone_is_free(policy):
+def test_the_key_of_a_forgotten_job_is_free(policy):
     assert dedup.by_key(Binding(KEY.id, policy), None, NOW) is None
     assert dedup.by_key(Binding(KEY.id, policy), job_in(JobState.COMPLETED), LATER) is None
 
 
 @pytest.mark.parametrize("binding", [Binding(KEY.id, "ttl", LATER + 1), Binding(KEY.id, "forever")])
-def test_a_lasting_key_outlives_its_job(binding):
+def test_a_key_with_its_own_lifetime_outlives_its_job(binding):
     assert dedup.by_key(binding, job_in(JobState.COMPLETED), NOW) == AlreadyCompleted(KEY.id, Result(b"1"))
     for state in (JobState.FAILED, JobState.CANCELED, JobState.LEASED):
         assert dedup.by_key(binding, job_in(state), NOW) == Duplicate(KEY.id, state)
@@ -82,7 +82,7 @@ def test_a_lasting_key_outlives_its_job(binding):
     assert dedup.by_key(binding, None, NOW) == Duplicate(KEY.id, None)
 
 
-def test_a_key_for_a_time_is_free_from_its_end_on():
+def test_a_key_with_a_time_to_live_is_free_when_it_expires():
     job = job_in(JobState.LEASED)
     binding = Binding(KEY.id, "ttl", NOW + 5)
     assert dedup.by_key(binding, job, NOW + 4) == Duplicate(KEY.id, JobState.LEASED)
@@ -90,7 +90,7 @@ def test_a_key_for_a_time_is_free_from_its_end_on():
     assert dedup.by_key(None, job, NOW) is None
 
 
-def test_the_id_is_looked_at_before_the_key():
+def test_the_id_is_judged_before_the_key():
     mine, other = job_in(JobState.READY), job_in(JobState.LEASED)
     other.id = "holder"
     assert decide(new(), mine, TERMINAL_BOUND, other) == Duplicate(KEY.id, JobState.READY)
@@ -98,7 +98,7 @@ def test_the_id_is_looked_at_before_the_key():
     assert decide(new(), job_in(JobState.CANCELED), TERMINAL_BOUND, other) == Duplicate("holder", JobState.LEASED)
 
 
-def test_a_fresh_job_may_take_the_key_of_the_one_it_replaces():
+def test_a_replacement_may_take_the_key_of_the_job_it_replaces():
     canceled = job_in(JobState.CANCELED)
     own = Binding(KEY.id, "forever")
     assert decide(new(), canceled, own, canceled) is None

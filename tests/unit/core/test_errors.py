@@ -47,13 +47,13 @@ def all_errors(root=HoldfastError):
     return {root}.union(*(all_errors(child) for child in root.__subclasses__() if child.__module__ == errors.__name__))
 
 
-def test_every_error_has_a_sample_here_and_a_place_in_the_drawing():
+def test_every_error_has_a_sample_and_is_in_the_drawing():
     assert {type(sample) for sample in SAMPLES} == all_errors() - ABSTRACT
     missing = {error.__name__ for error in all_errors() if error.__name__ not in errors.__doc__}
     assert missing == set()
 
 
-def test_codes_are_stable_names_and_no_two_are_alike():
+def test_codes_are_stable_unique_names():
     codes = [error.code for error in all_errors()]
     assert len(set(codes)) == len(codes)
     assert all(code.replace("_", "").isalpha() and code == code.lower() for code in codes)
@@ -73,12 +73,12 @@ def test_the_facts_are_arguments_too():
     assert errors.LeaseLost("q", "job-1").args == ("q", "job-1")
 
 
-def test_what_is_kept_as_a_job_is_missed_by_what_it_is():
+def test_a_missing_schedule_or_flow_is_named_as_such():
     assert str(errors.JobNotFound(names.SCHEDULES, "nightly")) == "no schedule 'nightly'"
     assert str(errors.JobNotFound(names.FLOWS, "f1")) == "no flow 'f1'"
 
 
-def test_errors_can_be_caught_by_the_kinds_python_has():
+def test_errors_can_be_caught_as_pythons_own_kinds():
     assert issubclass(errors.InvalidName, ValueError)
     assert issubclass(errors.InvalidOption, ValueError)
     assert issubclass(errors.PayloadTooLarge, errors.InvalidPayload)

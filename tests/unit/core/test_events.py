@@ -8,7 +8,7 @@ from holdfast.core.job import AttemptError, JobState
 from tests.unit.core.making import KEY, NOW, job_in
 
 
-def test_an_event_tells_the_job_as_it_is():
+def test_an_event_describes_the_job():
     event = events.append(job_in(JobState.LEASED), "extended", NOW, {"deadline": 9})
     assert (event.tenant, event.queue, event.job_id, event.type) == (*KEY, "mail")
     assert (event.kind, event.at, event.attempt, event.token) == ("extended", NOW, 1, 7)
@@ -43,7 +43,7 @@ def test_other_errors_have_other_fingerprints():
 
 
 def columns(count, first=1, offset=None):
-    """Claims of one call: all the same but for the job, the token and the offset."""
+    """Claims of one call: they differ in the job, the token and the offset."""
     ids, tokens = [f"job-{n}" for n in range(first, first + count)], list(range(first, first + count))
     offset = offset or Numbered("0.", first, ".7")
     return EventColumns(
@@ -51,7 +51,7 @@ def columns(count, first=1, offset=None):
     )
 
 
-def test_a_value_can_stand_for_all_of_the_events():
+def test_one_value_can_mean_all_events():
     first, second = columns(2).events()
     assert (first.job_id, first.token, first.offset) == ("job-1", 1, "0.1.7")
     assert (second.job_id, second.token, second.offset) == ("job-2", 2, "0.2.7")
@@ -64,7 +64,7 @@ def test_a_value_can_stand_for_all_of_the_events():
 
 
 @pytest.mark.parametrize("offset", [None, [f"0.{n}.7" for n in range(1, 6)]])
-def test_some_of_the_events_are_the_same_as_of_all(offset):
+def test_a_part_of_the_events_decodes_like_all_of_them(offset):
     whole = columns(5, offset=offset)
     assert whole.part(1, 3).events() == whole.events()[1:3]
     assert whole.part(3, 99).events() == whole.events()[3:]
@@ -73,7 +73,7 @@ def test_some_of_the_events_are_the_same_as_of_all(offset):
     assert whole.spread().events() == whole.events()
 
 
-def test_small_parts_are_put_together_and_large_ones_are_kept():
+def test_small_parts_are_joined_and_large_ones_are_kept():
     sizes = (1, 3, LARGE, 0, 2, LARGE - 1)
     gathered, whole, first = Gathered(), [], 1
     for size in sizes:

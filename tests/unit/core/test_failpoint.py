@@ -12,7 +12,7 @@ def _nothing_installed():
     failpoint.install(None)
 
 
-def test_a_step_passes_when_nothing_is_installed():
+def test_a_failpoint_without_a_hook_does_nothing():
     failpoint.hit("worker.after_claim")
 
 

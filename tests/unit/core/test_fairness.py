@@ -15,7 +15,7 @@ WEIGHTS = st.floats(WEIGHT_MIN, WEIGHT_MAX)
 
 
 def serve(lanes, limit, costs, stock=None):
-    """Who gets the turns; `stock` is how many jobs each has, no end by default."""
+    """The tenants in the order of their turns; `stock` is the number of jobs of each, unlimited by default."""
     served = []
 
     def take(tenant):
@@ -38,7 +38,7 @@ def test_equal_weights_alternate_and_ties_go_by_name():
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), WEIGHTS, min_size=1), st.integers(0, 400))
-def test_nobody_is_ever_more_than_one_turn_ahead_of_his_weight(weights, limit):
+def test_no_tenant_is_more_than_one_turn_ahead_of_its_weight(weights, limit):
     costs = {tenant: fairness.cost(weight) for tenant, weight in weights.items()}
     turns = Counter(serve([(0, tenant) for tenant in weights], limit, costs))
     assert turns.total() == limit
@@ -48,7 +48,7 @@ def test_nobody_is_ever_more_than_one_turn_ahead_of_his_weight(weights, limit):
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 5)), st.integers(0, 40))
-def test_a_lane_that_runs_dry_leaves_and_the_others_get_all_they_have(stock, limit):
+def test_an_exhausted_lane_leaves_and_the_others_give_all_their_jobs(stock, limit):
     left = dict(stock)
     lanes = [(0, tenant) for tenant in stock]
     served = serve(lanes, limit, dict.fromkeys(stock, STRIDE), left)
@@ -62,7 +62,7 @@ def test_a_newcomer_enters_at_the_minimum_and_never_before_its_own_time(own, flo
     assert fairness.entry(own, floor) == max(own, floor)
 
 
-def test_one_who_comes_late_waits_for_one_turn_and_does_not_catch_up():
+def test_a_late_lane_waits_for_one_turn_and_does_not_catch_up():
     costs = dict.fromkeys("ab", STRIDE)
     lanes = [(0, "a")]
     serve(lanes, 1000, costs)
@@ -78,7 +78,7 @@ def test_more_weight_never_costs_more(one, other):
 
 
 @pytest.mark.parametrize("weight", [WEIGHT_MIN, 1, 2.5, WEIGHT_MAX])
-def test_a_weight_in_range_is_taken(weight):
+def test_a_weight_in_range_is_accepted(weight):
     assert fairness.check_weight(weight) == weight
 
 

@@ -18,14 +18,14 @@ def judge(job, verb, token=7, now=NOW):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_holder_of_a_live_lease_may_speak(verb):
+def test_the_holder_of_a_live_lease_may_acknowledge(verb):
     job = job_in(JobState.LEASED)
     assert judge(job, verb) is None
     assert judge(job, verb, now=PAST - 1) is None
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_each_refusal_comes_in_its_place(verb):
+def test_the_refusals_of_a_lease_have_an_order(verb):
     leased, canceled = job_in(JobState.LEASED), job_in(JobState.CANCELED)
     assert type(judge(None, verb)) is JobNotFound
     assert type(judge(None, verb, token=0)) is JobNotFound
@@ -54,7 +54,7 @@ def test_a_lease_that_was_reaped_stays_expired(verb, attempts):
 
 @pytest.mark.parametrize("spent", ["complete", "fail", "retry", "release"])
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_spent_token_answers_its_own_outcome_again_and_no_other(spent, verb):
+def test_a_used_token_repeats_only_its_own_outcome(spent, verb):
     job = job_in(JobState.LEASED)
     lifecycle.finish(job, finish(spent), NOW)
     led_to = job.state

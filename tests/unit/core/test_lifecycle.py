@@ -27,7 +27,7 @@ TRANSITIONS = {
 
 @pytest.mark.parametrize("verb", TRANSITIONS)
 @pytest.mark.parametrize("state", JobState)
-def test_a_transition_is_made_where_the_table_has_it_and_nowhere_else(verb, state):
+def test_only_transitions_in_the_table_are_possible(verb, state):
     make, legal = TRANSITIONS[verb]
     job = job_in(state)
     if state not in legal:
@@ -60,7 +60,7 @@ def test_only_a_replay_leaves_a_terminal_state():
         (5000, NOW + 1, S, NOW + 1),
     ],
 )
-def test_a_job_is_born_ready_or_scheduled(delay_ms, run_at, state, visible_at):
+def test_a_new_job_is_ready_or_scheduled(delay_ms, run_at, state, visible_at):
     job, event = lifecycle.enqueue(new(delay_ms, run_at, priority=7, max_attempts=3, result_ttl_ms=9), 42, NOW)
     assert (job.key, job.seq, job.state, job.visible_at, job.enqueued_at) == (KEY, 42, state, visible_at, NOW)
     assert (job.attempts, job.token, job.result_ttl_ms, job.expires_at) == (0, 0, 9, None)
@@ -81,7 +81,7 @@ def test_time_changes_nothing_else_about_how_a_job_shows(state):
     assert lifecycle.shown(job_in(state), NOW + 1000 * DAY) is state
 
 
-def test_a_lease_gives_a_token_and_one_more_attempt_and_clears_the_last_run():
+def test_a_lease_grants_a_token_counts_an_attempt_and_clears_the_last_run():
     job = job_in(T)
     job.progress = Progress(0.5)
     event = lifecycle.claim(job, 9, NOW + LEASE, "w2", NOW + 1)
@@ -108,7 +108,7 @@ def test_a_completion_keeps_the_result_for_its_ttl():
         ("retry", True, 1, "timeout"),
     ],
 )
-def test_the_end_of_a_failed_job_says_why(outcome, timed_out, attempts, reason):
+def test_a_failed_job_has_a_reason(outcome, timed_out, attempts, reason):
     job = job_in(L, max_attempts=attempts)
     event = lifecycle.finish(job, finish(outcome, timed_out=timed_out), NOW, Retention(failed_ms=100))
     assert (job.state, job.reason, job.expires_at) == (F, reason, NOW + 100)
@@ -127,7 +127,7 @@ def test_a_retry_waits_by_the_policy_or_by_an_explicit_delay():
         assert (job.finished_at, job.expires_at) == (None, None)
 
 
-def test_a_release_gives_the_attempt_back_and_leaves_no_error():
+def test_a_release_returns_the_attempt_and_leaves_no_error():
     job = job_in(L)
     event = lifecycle.finish(job, finish("release"), NOW + 5)
     assert (job.state, job.attempts, job.errors, job.visible_at) == (R, 0, [], NOW + 5)

@@ -14,7 +14,7 @@ CHECKS = {"tenant": names.check_tenant, "queue": names.check_queue, "job type": 
 
 @pytest.mark.parametrize("what", CHECKS)
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_plain_name_is_allowed_for_all(what, name):
+def test_a_plain_name_is_allowed_for_tenants_queues_and_types(what, name):
     assert CHECKS[what](name) == name
 
 
@@ -35,7 +35,7 @@ def test_queues_and_types_may_have_more_than_tenants(name):
 
 
 @pytest.mark.parametrize("name", ["a", " ", "a b", ":", "/", "é", "😀", "x" * 200, "é" * 100, "\u00a0", "\u2028"])
-def test_an_id_is_almost_anything(name):
+def test_an_id_may_have_almost_any_characters(name):
     assert names.check_id(name) == name
 
 
@@ -63,7 +63,7 @@ def test_a_bad_id_is_refused_with_the_reason(name, reason):
 
 
 def taken_apart(key):
-    """The names that a key was made of, by its own lengths."""
+    """The names in a key, split by its own lengths."""
     rest, parts = key.encode(), []
     while rest:
         size, _, rest = rest.partition(b":")
@@ -73,11 +73,11 @@ def taken_apart(key):
 
 
 @given(st.lists(st.text(st.sampled_from("ab01:é")), max_size=5))
-def test_a_key_can_be_taken_apart_again_so_no_two_are_alike(parts):
+def test_a_key_can_be_split_again_so_it_is_unique(parts):
     assert taken_apart(names.join_key(*parts)) == parts
 
 
-def test_separators_inside_names_do_not_meet():
+def test_separators_inside_names_do_not_collide():
     assert names.join_key("a:b", "c") != names.join_key("a", "b:c")
     assert names.join_key("a", "b") != names.join_key("a1:b")
 
@@ -104,7 +104,7 @@ def test_another_number_of_attempts_is_refused(attempts):
         names.check_max_attempts(attempts)
 
 
-def test_queues_of_holdfasts_own_can_be_looked_at_and_not_worked_with():
+def test_reserved_queues_can_be_read_but_not_used():
     assert names.check_queue("holdfast:schedules") == "holdfast:schedules"
     with pytest.raises(InvalidName, match="reserved for schedules and flows"):
         names.check_own_queue("holdfast:schedules")

@@ -42,12 +42,12 @@ def test_no_delay_is_longer_than_the_cap_or_than_without_jitter(backoff, attempt
 
 
 @given(BACKOFFS, st.integers(1, 99), RANDOM)
-def test_a_later_attempt_never_waits_less_by_the_same_number(backoff, attempt, random):
+def test_with_the_same_random_number_a_later_attempt_never_waits_less(backoff, attempt, random):
     assert delay_ms(backoff, attempt, random) <= delay_ms(backoff, attempt + 1, random)
 
 
 @given(RANDOM, st.integers(1, 2**53))
-def test_a_spread_number_is_a_random_number_again(random, token):
+def test_a_number_spread_over_a_batch_is_random_again(random, token):
     assert 0 <= spread(random, token) < 1
     assert spread(random, token) == spread(random, token)
 
@@ -59,7 +59,7 @@ def test_one_number_is_spread_over_a_batch():
 
 
 @pytest.mark.parametrize("backoff", [Backoff(), Backoff(0, 1, 0, "none"), Backoff(30 * DAY, 100, 365 * DAY, "equal")])
-def test_a_policy_in_range_is_taken(backoff):
+def test_a_policy_in_range_is_accepted(backoff):
     assert check_backoff(backoff) is backoff
 
 

@@ -17,7 +17,7 @@ HOSTILE = {
 }
 
 
-def test_control_characters_are_spelt_out():
+def test_control_characters_are_escaped():
     for text, shown in HOSTILE.items():
         assert printable(f"a{text}z") == f"a{shown}z"
     assert printable("a\x1b[31mred\nb") == "a\\x1b[31mred\\nb"
@@ -27,7 +27,7 @@ def test_control_characters_are_spelt_out():
 
 
 @given(st.text())
-def test_json_stays_the_same_json(text):
+def test_escaped_json_decodes_to_the_same_value(text):
     written = json.dumps({text: [text]}, ensure_ascii=False, indent=2)
     shown = printable_json(written)
     assert json.loads(shown) == {text: [text]}

@@ -34,7 +34,7 @@ DIAMOND = plan((), (0,), (0,), (1, 2))
         (dict.fromkeys(range(4), COMPLETED), [], True),
     ],
 )
-def test_a_step_may_start_when_all_before_it_have_completed(states, now, over):
+def test_a_step_may_start_when_all_steps_before_it_have_completed(states, now, over):
     turns = Turns(DIAMOND)
     for place, state in states.items():
         for _ in range(2):
@@ -42,7 +42,7 @@ def test_a_step_may_start_when_all_before_it_have_completed(states, now, over):
     assert (sorted(turns.ready), turns.over) == (now, over)
 
 
-def test_a_step_that_is_no_job_any_more_gets_its_turn_again():
+def test_a_step_whose_job_is_gone_may_start_again():
     turns = Turns(DIAMOND)
     turns.put(0, COMPLETED)
     turns.put(1, JobState.CANCELED)
@@ -58,7 +58,7 @@ def test_a_plan_with_too_many_edges_is_refused():
         check_plan(plan(*((),) * 101, *(tuple(range(101)),) * 100), "f")
 
 
-def test_a_step_that_is_no_job_is_blocked_or_ready():
+def test_a_step_without_a_job_is_blocked_or_ready():
     assert shown_state(DIAMOND, 0, {}, READY) is READY
     assert shown_state(DIAMOND, 1, {0: LEASED}, LEASED) is JobState.BLOCKED
     assert shown_state(DIAMOND, 1, {0: COMPLETED}, LEASED) is READY
@@ -74,7 +74,7 @@ def test_steps_are_put_in_order_and_circles_are_refused():
         in_order({"a": ["b"]})
 
 
-def test_what_cannot_be_added_is_refused_with_the_reason():
+def test_a_step_that_cannot_be_added_is_refused_with_the_reason():
     flow, other = Flow("report"), Flow("other")
     first = flow.add(1)
     assert (first.name, flow.add(2).name) == ("1", "2")
@@ -102,7 +102,7 @@ def test_what_cannot_be_added_is_refused_with_the_reason():
 
 
 @asynchronous
-async def test_a_flow_without_steps_or_with_too_much_in_them_is_not_started():
+async def test_an_empty_or_too_large_flow_is_refused():
     async with memory_queue() as queue:
         with pytest.raises(InvalidOption, match="has no steps"):
             await queue.start(Flow("report"))
@@ -116,7 +116,7 @@ async def test_a_flow_without_steps_or_with_too_much_in_them_is_not_started():
 
 
 @asynchronous
-async def test_what_holdfast_keeps_for_itself_is_nobodys_queue():
+async def test_reserved_queues_are_refused():
     queue = memory_queue()
     makers = (
         lambda: Queue("memory:", tenant="acme", name="holdfast:mine"),
@@ -135,7 +135,7 @@ async def test_what_holdfast_keeps_for_itself_is_nobodys_queue():
 
 
 @asynchronous
-async def test_steps_are_canceled_also_where_a_canceled_flow_is_forgotten_at_once():
+async def test_the_steps_of_a_canceled_flow_that_is_forgotten_at_once_are_canceled():
     async with memory_queue(url="memory:forgetful?test_clock=frozen&keep_canceled_s=0") as queue:
         flow = Flow("report")
         flow.add(1, name="one")
@@ -148,7 +148,7 @@ async def test_steps_are_canceled_also_where_a_canceled_flow_is_forgotten_at_onc
 
 
 @asynchronous
-async def test_a_second_cancel_ends_the_steps_that_a_first_one_left_behind():
+async def test_a_second_cancel_ends_the_steps_that_the_first_one_missed():
     async with memory_queue() as queue:
         flow = Flow("report")
         flow.add(1, name="one")
@@ -161,7 +161,7 @@ async def test_a_second_cancel_ends_the_steps_that_a_first_one_left_behind():
         assert (await queue.get(f"{flow.id}/one")).state is JobState.CANCELED
 
 
-def test_blocking_code_starts_looks_at_and_cancels_flows():
+def test_blocking_code_starts_reads_and_cancels_flows():
     with blocking.Queue("memory:blocking-flows", tenant="acme") as queue:
         flow = Flow("report", "f1")
         flow.add(1, name="first")
@@ -173,7 +173,7 @@ def test_blocking_code_starts_looks_at_and_cancels_flows():
 
 
 @asynchronous
-async def test_a_plan_of_a_later_version_is_left_to_a_later_process():
+async def test_a_flow_of_a_newer_version_is_left_to_a_newer_process():
     async with memory_queue() as queue:
         flow = Flow("report")
         flow.add(1)
@@ -185,7 +185,7 @@ async def test_a_plan_of_a_later_version_is_left_to_a_later_process():
 
 
 @asynchronous
-async def test_the_inline_queue_moves_flows_along():
+async def test_the_inline_queue_advances_flows():
     seen = []
 
     @job

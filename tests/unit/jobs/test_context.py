@@ -58,7 +58,7 @@ async def test_tasks_and_threads_see_their_own_job():
     assert await asyncio.gather(*map(handler, contexts)) == [True, True]
 
 
-def test_progress_goes_to_the_worker():
+def test_progress_reaches_the_worker():
     seen: list[Progress] = []
     context = a_context(on_progress=seen.append)
     context.progress(0)
@@ -149,7 +149,7 @@ def test_waiting_for_the_flag_can_time_out():
     assert CancelFlag().wait(0.001) is False
 
 
-def test_a_flag_whose_waiters_loop_is_closed_can_still_be_set():
+def test_a_flag_can_be_set_after_its_waiters_loop_is_closed():
     flag = CancelFlag()
     loop = asyncio.new_event_loop()
     task = loop.create_task(_await(flag))

@@ -45,7 +45,7 @@ def test_a_job_is_a_plain_function_when_called():
     assert add(1) == 3
 
 
-def test_a_job_keeps_what_a_function_has():
+def test_a_job_keeps_the_attributes_of_its_function():
     assert (send_email.__name__, send_email.__qualname__, send_email.__module__) == (
         "send_email",
         "send_email",
@@ -58,7 +58,7 @@ def test_a_job_keeps_what_a_function_has():
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="before 3.12 only functions can be coroutine functions")
-def test_a_job_of_an_async_function_is_known_as_one():
+def test_a_job_of_an_async_function_is_recognised_as_async():
     assert inspect.iscoroutinefunction(send_email)
     assert not inspect.iscoroutinefunction(add)
 
@@ -115,7 +115,7 @@ def test_wrong_options_are_refused_where_the_job_is_defined(options, error):
         job(**options)(lambda_free)
 
 
-def test_a_retry_policy_travels_in_milliseconds():
+def test_a_retry_policy_is_stored_in_milliseconds():
     policy = RetryPolicy(base=timedelta(seconds=1), factor=3, cap=timedelta(minutes=1), jitter="none")
     assert job(retry=policy)(lambda_free).spec.backoff == Backoff(1000, 3.0, 60_000, "none")
 
@@ -147,7 +147,7 @@ def test_wrong_arguments_are_refused_when_the_message_is_made(args, kwargs, text
 
 
 class Unreadable:
-    """Neither a struct nor a dataclass nor a model."""
+    """An object that is no struct, dataclass or model."""
 
 
 def test_a_value_for_a_parameter_that_no_payload_can_carry_is_refused():
@@ -165,7 +165,7 @@ def test_a_message_over_the_limit_is_refused():
         send_email.message("x" * 300_000)
 
 
-def test_a_message_is_what_it_was_when_it_was_made():
+def test_a_message_does_not_change_after_it_is_made():
     @job
     def keep(items: list[int]) -> None: ...
 
@@ -206,11 +206,11 @@ def test_the_codec_of_the_queue_is_used_unless_the_job_has_its_own():
 # Loading -------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_sent_is_what_the_function_gets():
+def test_the_function_gets_what_was_sent():
     assert send_email.load(envelope(send_email.message("a", template="b"))) == ([], {"to": "a", "template": "b"})
 
 
-def test_all_kinds_of_parameters_arrive_in_their_places():
+def test_all_kinds_of_parameters_arrive():
     @job
     def mixed(a, /, b: int = 2, *rest: int, key: str, other: list[int] | None = None, **more: float) -> None:
         assert (a, b, rest, key, other, more) == ("a", 3, (4, 5), "k", None, {"x": 1.5})
@@ -254,7 +254,7 @@ def test_typed_arguments_come_back_typed():
     assert ship.load(Envelope("ship", data, codec)) == ([], sent)
 
 
-def test_a_default_that_cannot_be_written_is_left_to_the_function():
+def test_a_default_that_cannot_be_encoded_is_left_to_the_function():
     marker = object()
 
     @job
@@ -267,7 +267,7 @@ def test_a_default_that_cannot_be_written_is_left_to_the_function():
     assert marked(*args, **kwargs) is True
 
 
-def test_a_mutable_default_is_written_out():
+def test_a_mutable_default_is_part_of_the_payload():
     @job
     def listed(items: list[int] = [1, 2]) -> None: ...  # noqa: B006 - people do
 
@@ -281,7 +281,7 @@ def test_a_default_of_none_widens_the_type():
     assert payload(sloppy.message()) == {"a": None}
 
 
-def test_keys_that_nobody_asked_for_are_ignored():
+def test_unknown_keys_of_a_payload_are_ignored():
     assert add.load(Envelope("add", b'{"a": 1, "new_in_another_version": 2}')) == ([], {"a": 1, "b": 2})
 
 
@@ -291,7 +291,7 @@ def test_a_payload_that_does_not_fit_is_invalid(data):
         add.load(Envelope("add", data))
 
 
-def test_a_payload_in_an_unknown_codec_is_said_to_be():
+def test_a_payload_in_an_unknown_codec_raises_an_error_that_says_so():
     with pytest.raises(UnknownCodec):
         add.load(Envelope("add", b"{}", "cbor"))
 
@@ -303,7 +303,7 @@ def test_the_result_type_is_that_of_the_annotation():
     assert (send_email.result_type, add.result_type, bare.result_type) == (str, int, Any)
 
 
-def test_a_return_type_that_nothing_can_be_read_as_counts_as_any():
+def test_a_return_type_that_cannot_be_decoded_counts_as_any():
     @job
     def never() -> Unreadable | int: ...
 
@@ -316,14 +316,14 @@ def test_only_functions_can_be_jobs():
             job()(wrong)
 
 
-def test_a_return_type_that_cannot_be_found_counts_as_any():
+def test_an_unresolvable_return_type_counts_as_any():
     @job
     def price() -> Decimal: ...
 
     assert price.result_type is Any
 
 
-def test_a_parameter_type_that_cannot_be_found_is_an_error_that_says_so():
+def test_an_unresolvable_parameter_type_is_an_error_that_says_so():
     @job
     def pay(amount: Decimal) -> None: ...
 
@@ -331,7 +331,7 @@ def test_a_parameter_type_that_cannot_be_found_is_an_error_that_says_so():
         pay.message(1)
 
 
-def test_parameters_may_be_called_anything():
+def test_parameters_may_have_any_name():
     @job
     def odd(self: int, cls: int, name: int, queue: int, message: int) -> None: ...
 
@@ -357,7 +357,7 @@ def _rename(old: dict[str, Any]) -> dict[str, Any]:
     return {**old, "last": old.pop("surname")}
 
 
-def test_an_old_payload_is_brought_up_step_by_step():
+def test_an_old_payload_is_upcast_step_by_step():
     old = b'{"name": "Ada Lovelace", "at": "2026-01-01T00:00:00Z"}'
     expected = {"first": "Ada", "last": "Lovelace", "at": datetime(2026, 1, 1, tzinfo=UTC)}
     assert greet.load(Envelope("greet", old, version=1)) == ([], expected)
@@ -372,7 +372,7 @@ def test_a_payload_that_does_not_fit_after_upcasting_is_invalid():
         greet.load(Envelope("greet", b"[]", version=2))
 
 
-def test_a_newer_payload_or_a_missing_step_is_not_guessed_at():
+def test_a_newer_payload_or_a_missing_upcaster_is_refused():
     with pytest.raises(UnknownCodec, match="version 4"):
         greet.load(Envelope("greet", b"{}", version=4))
     young = job(version=2, name="young")(lambda_free)
@@ -399,7 +399,7 @@ def note(text: str) -> None:
     """A plain function, which returns nothing as most do."""
 
 
-async def test_a_plain_job_that_is_called_instead_of_enqueued_is_noticed():
+async def test_calling_a_job_instead_of_enqueueing_it_is_noticed():
     async with Queue("memory:called", tenant="acme") as queue:
         with pytest.raises(InvalidPayload, match=r"write note\.message"):
             await queue.enqueue(note("a"))

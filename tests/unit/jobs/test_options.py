@@ -10,7 +10,7 @@ from holdfast.core.times import moment
 from holdfast.jobs.options import PLAIN, duration_ms, instant_ms, resolve
 
 
-def test_nothing_said_is_nothing_set():
+def test_options_left_out_are_not_set():
     assert resolve({}) is PLAIN
     assert resolve({"id": None, "delay": None, "idempotency_key": None}) is PLAIN
 
@@ -81,12 +81,12 @@ def test_an_unknown_option_is_a_type_error():
         (timedelta(seconds=2), IdempotencyKey("k", "ttl", 2000)),
     ],
 )
-def test_idempotency_policies(policy, expected):
+def test_idempotency_takes_a_policy_or_a_time_to_live(policy, expected):
     assert resolve({"idempotency_key": "k", "idempotency": policy}).idempotency == expected
 
 
 @pytest.mark.parametrize("seconds, ms", [(4.035, 4035), (0.0001, 1), (1.0001, 1001), (0.07, 70), (30, 30_000)])
-def test_seconds_are_whole_milliseconds_never_too_few_and_without_the_noise_of_the_product(seconds, ms):
+def test_seconds_are_rounded_up_to_whole_milliseconds(seconds, ms):
     assert duration_ms("delay", seconds) == ms
 
 

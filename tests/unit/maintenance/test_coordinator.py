@@ -53,13 +53,13 @@ async def for_ever(job, at):
     await asyncio.Event().wait()
 
 
-async def test_jobs_of_every_tenant_are_taken_care_of(store):
+async def test_the_coordinator_serves_every_tenant(store):
     async with coordinating(store, complete):
         keys = await add(store, "a", "b") + await add(store, "a", tenant="globex")
         await eventually(lambda: states(store, keys), lambda found: found == [JobState.COMPLETED] * 3)
 
 
-async def test_one_tenants_coordinator_leaves_the_others_alone(store):
+async def test_a_coordinator_of_one_tenant_serves_only_that_tenant(store):
     foreign = await add(store, "a", tenant="globex")
     own = await add(store, "a")
     async with coordinating(store, complete, tenant="acme"):
@@ -67,14 +67,14 @@ async def test_one_tenants_coordinator_leaves_the_others_alone(store):
     assert await states(store, foreign) == [JobState.READY]
 
 
-async def test_what_is_held_at_the_end_is_given_back_with_its_attempt(store):
+async def test_running_jobs_are_released_at_the_end_with_their_attempt(store):
     keys = await add(store, "a", "b")
     async with coordinating(store, for_ever):
         await eventually(lambda: states(store, keys), lambda found: found == [JobState.LEASED] * 2)
     assert [(job.state, job.attempts) for job in await store.get(keys)] == [(JobState.READY, 0)] * 2
 
 
-async def test_what_a_claim_brings_at_the_end_is_given_back_too(store):
+async def test_jobs_of_a_claim_at_the_end_are_released_too(store):
     claimed, gate, real = asyncio.Event(), asyncio.Event(), store.claim
 
     async def claim(request):
@@ -92,7 +92,7 @@ async def test_what_a_claim_brings_at_the_end_is_given_back_too(store):
     assert [(job.state, job.attempts) for job in await store.get(keys)] == [(JobState.READY, 0)]
 
 
-async def test_what_raises_comes_back_later_and_is_never_given_up(store):
+async def test_a_job_whose_duty_raises_is_retried_without_limit(store):
     calls = []
 
     async def broken(job, at):
@@ -110,7 +110,7 @@ async def test_what_raises_comes_back_later_and_is_never_given_up(store):
     assert job.errors == []
 
 
-async def test_what_is_known_of_failures_is_bounded(store, monkeypatch):
+async def test_the_memory_of_failures_is_bounded(store, monkeypatch):
     monkeypatch.setattr(module, "MAX_FAILURES", 3)
     ran = []
 
@@ -127,7 +127,7 @@ async def test_what_is_known_of_failures_is_bounded(store, monkeypatch):
     await asyncio.wait([task])
 
 
-async def test_a_canceled_job_ends_its_task_and_is_cleaned_up_after(store):
+async def test_a_canceled_job_ends_its_task_and_is_cleaned_up(store):
     cleaned = asyncio.Queue()
 
     async def waits(job, at):
@@ -144,7 +144,7 @@ async def test_a_canceled_job_ends_its_task_and_is_cleaned_up_after(store):
         assert await asyncio.wait_for(cleaned.get(), 15) == ("a", JobState.CANCELED)
 
 
-async def test_whoever_watches_a_job_is_told_of_its_end(store):
+async def test_watchers_of_a_job_are_notified_of_its_end(store):
     looks = []
 
     async def waits(job, at):
@@ -166,7 +166,7 @@ async def test_whoever_watches_a_job_is_told_of_its_end(store):
         await eventually(lambda: states(store, keys), lambda found: found == [JobState.COMPLETED])
 
 
-async def test_many_hints_that_name_no_job_are_one_look(store, monkeypatch):
+async def test_many_hints_without_a_job_cause_one_read(store, monkeypatch):
     monkeypatch.setattr(module, "BROAD_HINT_S", 0.5)
     notified, listeners, extends, extend = [], [], [], store.extend
 
@@ -200,7 +200,7 @@ async def test_many_hints_that_name_no_job_are_one_look(store, monkeypatch):
         assert notified[-1] == {JobKey("acme", "work", "1")}
 
 
-async def test_cleaning_up_waits_for_a_store_that_is_away(store, monkeypatch):
+async def test_cleaning_up_waits_for_a_store_that_is_down(store, monkeypatch):
     troubles, cleaned = [StoreUnavailable("away"), StoreBusy("busy")], asyncio.Event()
 
     async def clean(job, at, state):
@@ -214,7 +214,7 @@ async def test_cleaning_up_waits_for_a_store_that_is_away(store, monkeypatch):
     assert troubles == []
 
 
-async def test_leases_are_renewed_and_one_that_is_lost_ends_its_task(store, monkeypatch):
+async def test_leases_are_renewed_and_a_lost_lease_ends_its_task(store, monkeypatch):
     monkeypatch.setattr(module, "LEASE_MS", 1000)
     ended = []
 
@@ -235,7 +235,7 @@ async def test_leases_are_renewed_and_one_that_is_lost_ends_its_task(store, monk
         await eventually(lambda: ended == ["a"])
 
 
-async def test_it_looks_once_and_not_again_for_the_jobs_of_others(store):
+async def test_a_coordinator_does_not_claim_again_for_jobs_of_others(store):
     claims, real = [], store.claim
 
     async def claim(request):
@@ -256,7 +256,7 @@ async def test_it_looks_once_and_not_again_for_the_jobs_of_others(store):
         await eventually(lambda: states(store, keys), lambda found: found == [JobState.COMPLETED])
 
 
-async def test_upkeep_alone_leads_the_flows_of_every_tenant(store):
+async def test_maintenance_without_workers_leads_the_flows_of_every_tenant(store):
     """As in `holdfast maintain` and `holdfast serve`."""
     queue = Queue(store=store, tenant="acme")
     stop = asyncio.Event()
@@ -273,7 +273,7 @@ async def test_upkeep_alone_leads_the_flows_of_every_tenant(store):
     await upkeep
 
 
-async def test_in_a_crowd_those_who_wait_are_told_to_leave(store, monkeypatch):
+async def test_waiting_coordinators_stop_when_there_are_enough(store, monkeypatch):
     monkeypatch.setattr(module, "CROWDED_JOBS", 3)
     monkeypatch.setattr(module, "MIN_WAIT_S", 0.01)
     answers = []

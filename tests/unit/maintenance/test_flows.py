@@ -24,7 +24,7 @@ async def queue():
 
 
 class Passing(SystemContext):
-    """Where nobody waits: the flow is given back at once."""
+    """Without a wait: the flow is released at once."""
 
     watched = frozenset()
 
@@ -86,7 +86,7 @@ async def test_a_result_that_is_too_large_in_json_is_left_out(queue):
     assert msgspec.json.decode(ending.result.data) == {"one": {"state": "completed", "left_out": "too_large"}}
 
 
-async def test_results_are_kept_step_by_step_the_last_steps_first(queue):
+async def test_the_result_of_a_flow_keeps_the_last_steps_first(queue):
     sizes = {"first": 30_000, "second": 100_000, "third": 90_000, "none": 0}
     flow = Flow("report")
     before = []
@@ -124,7 +124,7 @@ async def test_many_long_names_and_large_results_fit_into_the_result_of_the_flow
     assert kept == list(range(1_000 - len(kept), 1_000))
 
 
-async def test_only_steps_whose_turn_has_come_are_watched_and_looked_at(queue, monkeypatch):
+async def test_only_running_steps_are_watched_and_read(queue, monkeypatch):
     flow = Flow("report")
     first = flow.add(1, name="first")
     for n in range(300):
@@ -140,7 +140,7 @@ async def test_only_steps_whose_turn_has_come_are_watched_and_looked_at(queue, m
     assert len(await queue.list(limit=1000)) == 301
 
 
-async def test_whoever_takes_over_sees_a_long_chain_in_few_looks(queue, monkeypatch):
+async def test_a_new_leader_reads_a_long_chain_in_few_calls(queue, monkeypatch):
     flow = Flow("report")
     step = flow.add(0)
     for n in range(1, 120):
@@ -159,7 +159,7 @@ async def test_whoever_takes_over_sees_a_long_chain_in_few_looks(queue, monkeypa
     assert len(looked) == 120
 
 
-async def test_a_replay_asks_a_full_queue_once_and_goes_on_when_there_is_room(queue, monkeypatch):
+async def test_a_replay_tries_a_full_queue_once_and_continues_when_there_is_room(queue, monkeypatch):
     flow = Flow("report")
     for n in range(150):
         flow.add(n, max_attempts=1)
@@ -179,7 +179,7 @@ async def test_a_replay_asks_a_full_queue_once_and_goes_on_when_there_is_room(qu
     assert len(await claim(queue, "default", limit=150)) == 150
 
 
-async def test_a_step_shows_an_error_only_while_that_is_what_has_become_of_it(queue):
+async def test_a_step_shows_an_error_only_while_it_has_failed(queue):
     flow = Flow("report")
     flow.add(1, name="one", max_attempts=2)
     await lead(queue, flow)
@@ -207,7 +207,7 @@ async def test_a_step_shows_an_error_only_while_that_is_what_has_become_of_it(qu
 
 
 async def lose(queue, times):
-    """Let so many leases of the flow end with their holders."""
+    """Let this many leases of the flow end with their leaders."""
     for _ in range(times):
         await queue.store.shift_clock(LATER_MS)
         assert len(await claim(queue, FLOWS)) == 1
@@ -217,7 +217,7 @@ async def lose(queue, times):
 
 
 async def broken(queue):
-    """A flow of which a step failed and another was canceled, as it is after its failure."""
+    """A flow after its failure: one step failed and another was canceled."""
     flow = Flow("report")
     flow.add(1, name="one")
     flow.add(2, name="two")
@@ -232,7 +232,7 @@ async def broken(queue):
 
 
 async def test_lost_leases_do_not_make_a_replayed_flow_forget_which_steps_to_start_again(queue):
-    """Ten of them push its failure out of the errors that are kept. [RETRY-4]"""
+    """Ten of them remove its failure from the errors that are kept. [RETRY-4]"""
     flow = await broken(queue)
     for _ in range(2):
         await queue.replay(flow.id, queue=FLOWS)
@@ -248,7 +248,7 @@ async def test_lost_leases_do_not_make_a_replayed_flow_forget_which_steps_to_sta
         assert (await queue.flow(flow.id)).step("two").state == "failed"
 
 
-async def test_a_flow_that_failed_with_those_who_led_it_tells_which_steps_had_failed(queue):
+async def test_a_flow_whose_leaders_died_names_its_failed_steps(queue):
     flow = await broken(queue)
     await queue.replay(flow.id, queue=FLOWS)
     await lose(queue, 100)
@@ -259,7 +259,7 @@ async def test_a_flow_that_failed_with_those_who_led_it_tells_which_steps_had_fa
     )
 
 
-async def test_a_full_queue_is_asked_once_and_holds_up_no_other(queue, monkeypatch, caplog):
+async def test_a_full_queue_is_tried_once_and_delays_no_other(queue, monkeypatch, caplog):
     await queue.set_tenant(max_waiting=0, queue="full")
     flow = Flow("report")
     for n in range(250):
@@ -276,7 +276,7 @@ async def test_a_full_queue_is_asked_once_and_holds_up_no_other(queue, monkeypat
 
 
 class Held(SystemContext):
-    """A leader whose next call of `verb` waits until it may go on."""
+    """A leader whose next call of `verb` waits until it may continue."""
 
     def __init__(self, store, verb):
         super().__init__(store)
@@ -300,7 +300,7 @@ async def claimed_flow(queue):
 
 
 @pytest.mark.parametrize("end", ["canceled", "lost", "taken over", "gone"])
-async def test_a_batch_that_comes_when_the_lease_is_over_starts_nothing(queue, end):
+async def test_a_batch_after_the_end_of_the_lease_starts_no_step(queue, end):
     flow = Flow("report")
     for n in range(3):
         flow.add(n)
@@ -344,7 +344,7 @@ async def test_a_late_replay_does_not_start_the_steps_of_a_canceled_flow(queue):
 
 
 @pytest.mark.parametrize("verb", ["cancel", "purge"])
-async def test_a_late_leader_does_not_touch_what_the_next_one_has_made(queue, verb):
+async def test_a_late_leader_does_not_change_the_steps_of_the_next(queue, verb):
     def flow():
         made = Flow("report", id="f")
         made.add("charge", name="a")
@@ -374,7 +374,7 @@ async def test_a_late_leader_does_not_touch_what_the_next_one_has_made(queue, ve
 
 
 async def lose_leases(queue, times, every_ms=LATER_MS):
-    """Leases of the flow that end with their holders."""
+    """Leases of the flow that end with their leaders."""
     for _ in range(times):
         await claimed_flow(queue)
         await queue.store.shift_clock(every_ms)
@@ -382,7 +382,7 @@ async def lose_leases(queue, times, every_ms=LATER_MS):
     await queue.store.shift_clock(LATER_MS)
 
 
-async def test_lost_leases_do_not_use_up_a_flow_that_moves_on(queue):
+async def test_lost_leases_do_not_fail_a_flow_that_makes_progress(queue):
     flow = Flow("report")
     step = None
     for n in range(4):
@@ -400,7 +400,7 @@ async def test_lost_leases_do_not_use_up_a_flow_that_moves_on(queue):
     assert ending.outcome == "complete"
 
 
-async def test_leases_that_are_lost_over_hours_do_not_use_up_a_flow(queue):
+async def test_leases_lost_over_hours_do_not_fail_a_flow(queue):
     flow = Flow("report")
     flow.add("long")
     await lead(queue, flow)

@@ -32,21 +32,21 @@ async def states(store, jobs):
     return {job.state for job in await store.get([job.key for job in jobs]) if job}
 
 
-async def test_every_expired_lease_is_ended_however_many(store):
+async def test_every_one_of_many_expired_leases_is_ended(store):
     jobs = await leased(store, 2500, max_attempts=1)
     await store.shift_clock(2000)
     assert await reap(store) == 5.0
     assert await states(store, jobs) == {JobState.FAILED}
 
 
-async def test_the_reaper_comes_back_when_the_next_lease_runs_out(store):
+async def test_the_reaper_runs_again_when_the_next_lease_expires(store):
     await leased(store, 1, lease_ms=3000)
     assert 2.5 < await reap(store) <= 3.0
     await leased(store, 1, lease_ms=60_000)
     assert await reap(store) <= 5.0
 
 
-async def test_a_lease_is_reaped_as_it_runs_out(store):
+async def test_a_lease_is_reaped_as_soon_as_it_expires(store):
     jobs = await leased(store, 1, lease_ms=1000, max_attempts=1)
     task = asyncio.create_task(Maintenance(store).run())
     await eventually(lambda: states(store, jobs), lambda found: found == {JobState.FAILED}, patience_s=60)
@@ -65,7 +65,7 @@ class Blobs:
         self.deleted.append(name)
 
 
-async def test_forgotten_results_take_their_blobs_along(store):
+async def test_the_blobs_of_forgotten_results_are_deleted(store):
     jobs = await leased(store, 5, lease_ms=60_000)
     await store.finish([Finish(job.key, job.token, "complete", Result(b"", "json", f"blob-{job.id}")) for job in jobs])
     blobs = Blobs()
@@ -77,7 +77,7 @@ async def test_forgotten_results_take_their_blobs_along(store):
     assert await states(store, jobs) == set()
 
 
-async def test_many_are_forgotten_in_batches(store):
+async def test_many_jobs_are_forgotten_in_batches(store):
     jobs = await leased(store, 2500, lease_ms=60_000)
     await store.finish([Finish(job.key, job.token, "complete", Result(b"1")) for job in jobs])
     await store.shift_clock(2 * 3600 * 1000)
@@ -85,7 +85,7 @@ async def test_many_are_forgotten_in_batches(store):
     assert await states(store, jobs) == set()
 
 
-async def test_upkeep_survives_its_store_and_says_so(store):
+async def test_maintenance_survives_errors_of_its_store_and_logs_them(store):
     real, errors, reaped = store.reap, [], asyncio.Event()
 
     async def reap(limit, random):
@@ -103,7 +103,7 @@ async def test_upkeep_survives_its_store_and_says_so(store):
     assert [type(error) for error in errors] == [StoreUnavailable] * 3
 
 
-async def test_a_store_by_url_is_opened_and_closed():
+async def test_maintenance_opens_and_closes_a_store_given_by_url():
     stop = asyncio.Event()
     task = asyncio.create_task(maintain("memory:by-url", stop=stop))
     await asyncio.sleep(0.05)
@@ -112,7 +112,7 @@ async def test_a_store_by_url_is_opened_and_closed():
     await asyncio.wait_for(task, 15)
 
 
-def test_pauses_grow_to_the_cap_and_start_again():
+def test_pauses_grow_to_the_maximum_and_start_again():
     pause = Pause()
     pauses = [pause.next_s() for _ in range(12)]
     assert 0.05 <= pauses[0] <= 0.1

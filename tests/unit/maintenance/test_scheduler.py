@@ -27,7 +27,7 @@ async def queue():
 
 
 async def tick(queue):
-    """Do what is due now; how many schedules were."""
+    """Serve the schedules that are due now. Returns their number."""
     claimed = await queue.store.claim(ClaimRequest(None, (SCHEDULES,), 100, 30_000, "c"))
     for held in claimed.jobs:
         await queue.store.finish([await scheduler.tick(held, SystemContext(queue.store))])
@@ -47,7 +47,7 @@ def of(schedule, *ticks):
     return [f"{schedule.name}@{core.tick_text(round(at.timestamp() * 1000))}" for at in ticks]
 
 
-async def test_each_tick_makes_one_job_with_what_was_said(queue):
+async def test_each_tick_makes_one_job_with_the_options_of_the_schedule(queue):
     every = timedelta(minutes=1)
     made = await queue.schedule("it", {"n": 1}, every=every, queue="emails", priority=8, result_ttl=5)
     assert await tick(queue) == 0
@@ -63,7 +63,7 @@ async def test_each_tick_makes_one_job_with_what_was_said(queue):
     assert (await queue.get("it", queue=SCHEDULES)).attempts == 0
 
 
-async def test_cron_ticks_in_its_time_zone(queue):
+async def test_a_cron_schedule_ticks_in_its_time_zone(queue):
     made = await queue.schedule("nightly", {}, cron="30 2 * * *", timezone="Europe/Berlin")
     await advance(queue, round((made.next_at - made.created_at).total_seconds() * 1000))
     assert await tick(queue) == 1
@@ -71,7 +71,7 @@ async def test_cron_ticks_in_its_time_zone(queue):
     assert id in (f"nightly@{made.next_at:%Y-%m-%d}T00:30:00Z", f"nightly@{made.next_at:%Y-%m-%d}T01:30:00Z")
 
 
-async def test_of_ticks_that_nobody_was_there_for_the_last_one_is_run(queue):
+async def test_of_several_missed_ticks_only_the_last_is_run(queue):
     made = await queue.schedule("it", {}, every=60)
     await advance(queue, 10 * MINUTE + 5)
     assert await tick(queue) == 1
@@ -83,7 +83,7 @@ async def test_of_ticks_that_nobody_was_there_for_the_last_one_is_run(queue):
 
 @pytest.mark.parametrize("ending", ["waits", "completed", "canceled", "forgotten"])
 async def test_a_crash_before_the_release_makes_no_second_job(queue, ending):
-    """Whatever has become of the first by then."""
+    """This holds in every state of the first job."""
     made = await queue.schedule("it", {}, every=timedelta(days=3), result_ttl=0 if ending == "forgotten" else 3600)
     await advance(queue, 3 * 24 * 60 * MINUTE)
     (held,) = await claim(queue, SCHEDULES)
@@ -105,7 +105,7 @@ async def test_a_crash_before_the_release_makes_no_second_job(queue, ending):
     assert (await queue.get_schedule("it")).next_at == made.next_at + timedelta(days=3)
 
 
-async def test_a_full_tenant_gets_the_job_when_there_is_room_again(queue):
+async def test_a_tenant_at_its_quota_gets_the_job_when_there_is_room(queue):
     made = await queue.schedule("it", {}, every=60)
     await queue.enqueue({"fills": "it"}, id="full")
     await queue.set_tenant(max_waiting=1)
@@ -133,7 +133,7 @@ async def test_another_queue_gets_no_second_job_of_a_tick_that_was_just_fired(qu
     assert (await ids(queue), await ids(queue, "other")) == (of(made, made.next_at), [])
 
 
-async def test_a_removed_schedule_fires_nothing_more_even_if_it_is_held(queue):
+async def test_a_removed_schedule_does_not_fire_even_if_it_is_leased(queue):
     made = await queue.schedule("it", {}, every=60)
     await advance(queue, MINUTE)
     (held,) = await claim(queue, SCHEDULES)
@@ -145,8 +145,8 @@ async def test_a_removed_schedule_fires_nothing_more_even_if_it_is_held(queue):
     assert await ids(queue) == of(made, made.next_at)
 
 
-async def test_a_schedule_does_not_die_of_holders_that_died(queue):
-    """Each lost lease counts as an attempt, over years: they start again in time. [RETRY-2]"""
+async def test_a_schedule_survives_the_death_of_its_workers(queue):
+    """Each lost lease counts as an attempt, over years: the count restarts in time. [RETRY-2]"""
     made = await queue.schedule("it", {}, every=3600)
     await advance(queue, 60 * MINUTE)
     for _ in range(scheduler.RENEW_AFTER - 1):
@@ -170,15 +170,15 @@ async def test_a_schedule_does_not_die_of_holders_that_died(queue):
 
 
 async def wear_out(queue, leases, apart_ms):
-    """Let so many leases of a schedule end with their holders."""
+    """Let this many leases of a schedule end with their workers."""
     for _ in range(leases):
         assert len(await claim(queue, SCHEDULES)) == 1
         await advance(queue, 30_001)
         await advance(queue, apart_ms)
 
 
-async def test_a_schedule_whose_renewal_was_cut_short_is_mended_by_whoever_keeps_house_next(queue):
-    """Between its failure and its replay nobody holds it."""
+async def test_the_next_coordinator_repairs_an_interrupted_renewal(queue):
+    """Between its failure and its replay no process has a lease on it."""
     await queue.schedule("it", {}, every=3600)
     await advance(queue, 60 * MINUTE)
     await wear_out(queue, scheduler.RENEW_AFTER - 1, 5 * MINUTE)
@@ -195,7 +195,7 @@ async def test_a_schedule_whose_renewal_was_cut_short_is_mended_by_whoever_keeps
 
 
 @pytest.mark.parametrize("apart_ms, state", [(7 * MINUTE, JobState.READY), (MINUTE, JobState.FAILED)])
-async def test_a_schedule_that_died_slowly_starts_again_and_one_that_kills_its_holders_does_not(queue, apart_ms, state):
+async def test_a_failed_schedule_starts_again_unless_it_kills_its_workers(queue, apart_ms, state):
     """[RETRY-2]"""
     await queue.schedule("it", {}, every=3600)
     await advance(queue, 60 * MINUTE)
@@ -207,7 +207,7 @@ async def test_a_schedule_that_died_slowly_starts_again_and_one_that_kills_its_h
     assert (await queue.get("it", queue=SCHEDULES)).state is state
 
 
-async def test_an_expression_without_a_further_day_ends(queue, monkeypatch):
+async def test_an_expression_without_a_further_tick_ends_its_schedule(queue, monkeypatch):
     await queue.schedule("it", {}, cron="0 0 1 1 *")
     await advance(queue, 366 * 24 * 60 * MINUTE)
     monkeypatch.setattr(scheduler, "next_tick", lambda *_: None)
@@ -216,7 +216,7 @@ async def test_an_expression_without_a_further_day_ends(queue, monkeypatch):
     assert await queue.get_schedule("it") is None
 
 
-async def test_what_cannot_be_read_raises_for_the_coordinator_to_see(queue):
+async def test_an_unreadable_schedule_raises_to_the_coordinator(queue):
     key = core.JobKey("acme", SCHEDULES, "it")
     await queue.store.enqueue([core.NewJob(key, Envelope(core.TYPE, b'{"format": 2}'))])
     (held,) = await claim(queue, SCHEDULES)
@@ -225,5 +225,5 @@ async def test_what_cannot_be_read_raises_for_the_coordinator_to_see(queue):
     await queue.store.finish([Finish(held.key, held.token, "release")])
 
 
-def test_a_tick_of_the_new_year_is_named_by_its_instant():
+def test_a_tick_is_named_by_its_instant():
     assert core.tick_text(round(datetime(2027, 1, 1, tzinfo=UTC).timestamp() * 1000)) == "2027-01-01T00:00:00Z"

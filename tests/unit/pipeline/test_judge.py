@@ -170,7 +170,7 @@ NAMES = (
         *(f"SELECT {call} FROM events" for call in FUNCTIONS_OF_THE_MACHINE),
     ],
 )
-def test_a_statement_that_is_more_than_a_question_is_refused(sql):
+def test_a_statement_other_than_a_query_is_refused(sql):
     with pytest.raises(InvalidOption, match=r"\Aquery: "):
         statement(sql)
 
@@ -205,7 +205,7 @@ CONDITIONS = (
 
 
 @pytest.mark.parametrize("sql", CONDITIONS)
-def test_a_condition_that_is_more_than_a_condition_is_refused(sql):
+def test_a_condition_with_further_clauses_is_refused(sql):
     with pytest.raises(InvalidOption, match=r"\Awhere: "):
         condition(sql)
 
@@ -227,7 +227,7 @@ ASKED = {
 }
 
 
-def test_a_question_is_written_anew():
+def test_a_query_is_rewritten():
     for sql, written in ASKED.items():
         assert statement(sql) == written
     for table in LAYER:
@@ -237,7 +237,7 @@ def test_a_question_is_written_anew():
 
 
 @given(st.text())
-def test_the_condition_of_a_cause_is_let_through_whatever_the_type_is_called(type):
+def test_the_condition_of_a_cause_is_accepted_for_any_type_name(type):
     sql = cause_condition("abc", type)
     if "${" in type:
         with pytest.raises(InvalidOption, match=r"\$\{"):
@@ -246,7 +246,7 @@ def test_the_condition_of_a_cause_is_let_through_whatever_the_type_is_called(typ
         assert condition(condition(sql)) == condition(sql)
 
 
-def test_what_is_refused_is_said_with_what_can_be_used():
+def test_a_refusal_says_what_can_be_used():
     with pytest.raises(InvalidOption, match=r"the function java_method is not allowed .*docs/reference/query\.md"):
         statement("SELECT java_method('a', 'b')")
     with pytest.raises(
@@ -262,6 +262,6 @@ def test_what_is_refused_is_said_with_what_can_be_used():
     assert not FUNCTIONS & {"java_method", "reflect", "try_reflect", "input_file_name", "version", "identifier"}
 
 
-def test_the_functions_in_the_docs_are_those_that_can_be_used():
+def test_the_docs_list_the_functions_that_can_be_used():
     page = (Path(__file__).parents[3] / "docs/reference/query.md").read_text()
     assert page.partition("```text")[2].partition("```")[0].split() == sorted(FUNCTIONS)

@@ -128,7 +128,7 @@ async def test_a_replayed_job_runs_again_under_its_id():
 
 
 @asynchronous
-async def test_what_cannot_be_replayed_says_why():
+async def test_a_refused_replay_says_why():
     async with memory_queue() as queue:
         await queue.enqueue(1, id="waiting")
         with pytest.raises(NotReplayable, match="it is ready"):
@@ -210,7 +210,7 @@ async def test_dead_letters_are_purged_by_age():
 
 
 @asynchronous
-async def test_a_job_that_died_again_since_it_was_listed_is_not_purged():
+async def test_a_job_that_failed_again_since_it_was_listed_is_not_purged():
     async with memory_queue() as queue:
         await dead(queue, "a")
         real = queue.store.list
@@ -245,7 +245,7 @@ async def test_a_result_can_be_kept_longer():
 
 
 @asynchronous
-async def test_events_tell_a_jobs_life_in_order():
+async def test_the_events_of_a_job_come_in_order():
     async with memory_queue() as queue:
         await queue.enqueue(1, id="a")
         await run_one(queue)
@@ -261,7 +261,7 @@ async def test_events_tell_a_jobs_life_in_order():
 
 
 @asynchronous
-async def test_following_goes_on_with_what_comes_and_frees_its_listener():
+async def test_following_yields_new_events_and_removes_its_listener_at_the_end():
     async with memory_queue() as queue:
         await queue.enqueue(1, id="a")
         stream = queue.events(follow=True)
@@ -276,7 +276,7 @@ async def test_following_goes_on_with_what_comes_and_frees_its_listener():
 
 
 @asynchronous
-async def test_following_asks_the_store_only_after_a_hint():
+async def test_following_reads_the_store_only_after_a_hint():
     async with memory_queue() as queue:
         asked: list[object] = []
         ask = queue.store.events
@@ -309,7 +309,7 @@ async def test_many_events_are_read_page_by_page():
 
 
 @asynchronous
-async def test_a_reader_that_fell_behind_is_told_so():
+async def test_a_reader_that_fell_behind_gets_the_gap():
     async with memory_queue(url="memory:trimmed?test_clock=frozen&keep_events=1") as queue:
         start = await queue.last_offset()
         await queue.enqueue_many(range(5))
@@ -352,7 +352,7 @@ async def test_a_paused_queue_takes_jobs_and_hands_out_none():
 
 
 @asynchronous
-async def test_settings_are_set_bit_by_bit():
+async def test_settings_are_set_field_by_field():
     async with memory_queue() as queue:
         await queue.set_tenant(weight=2)
         await queue.set_tenant(max_waiting=10)

@@ -92,7 +92,7 @@ async def test_one_job_wakes_one_of_many(claimer, store):
     assert (len(done), len(calls)) == (1, 2), "the one that got it, and the next, who was told to look"
 
 
-async def test_many_jobs_wake_as_many_as_they_are(claimer, store):
+async def test_several_jobs_wake_as_many_claims(claimer, store):
     tasks = await waiting(claimer, *[request() for _ in range(10)])
     await store.enqueue([NewJob(JobKey("acme", "default", str(n)), Envelope("", b"1")) for n in range(10)])
     done, pending = await asyncio.wait(tasks, timeout=60)
@@ -100,7 +100,7 @@ async def test_many_jobs_wake_as_many_as_they_are(claimer, store):
     assert len({job.id for task in done for job in task.result().jobs}) == 10
 
 
-async def test_only_those_concerned_are_woken(claimer, store):
+async def test_only_claims_of_the_hinted_queue_are_woken(claimer, store):
     calls = counted(store)
     tasks = await waiting(
         claimer, request("acme", "a"), request("acme", "b"), request("other", "a"), request(None, "a")
@@ -117,19 +117,19 @@ async def test_only_those_concerned_are_woken(claimer, store):
     await asyncio.wait(tasks)
 
 
-async def test_a_ring_is_passed_on_by_one_who_leaves(claimer, store):
+async def test_a_notification_is_passed_on_by_a_claim_that_ends(claimer, store):
     first, second = await waiting(claimer, request(), request())
     first_bell = next(iter(claimer._lanes["acme", "default"]))
     await enqueue(store, "x")
     # The first is rung, and leaves before it can look.
-    claimer._hear(Signal(Hint.READY, "acme", "default"))
+    claimer._on_hint(Signal(Hint.READY, "acme", "default"))
     assert first_bell.notified
     first.cancel()
     assert [job.id for job in (await asyncio.wait_for(second, POLL_S / 2)).jobs] == ["x"]
     assert first.cancelled()
 
 
-async def test_a_ring_is_passed_on_by_one_whose_look_failed(claimer, store):
+async def test_a_notification_is_passed_on_by_a_claim_that_failed(claimer, store):
     real = store.claim
     first, second = await waiting(claimer, request(), request())
 
@@ -146,7 +146,7 @@ async def test_a_ring_is_passed_on_by_one_whose_look_failed(claimer, store):
 async def test_a_hint_without_an_address_wakes_one_in_each_lane(claimer, store):
     tasks = await waiting(claimer, request("acme", "a"), request("acme", "b"), request(None, "a"))
     calls = counted(store)
-    claimer._hear(Signal(Hint.READY))
+    claimer._on_hint(Signal(Hint.READY))
     await eventually(lambda: len(calls) >= 3)
     for task in tasks:
         task.cancel()
@@ -154,10 +154,10 @@ async def test_a_hint_without_an_address_wakes_one_in_each_lane(claimer, store):
     assert len(calls) == 3
 
 
-async def test_queues_rotate_between_looks(claimer, store):
+async def test_queues_rotate_between_claims(claimer, store):
     calls = counted(store)
     [task] = await waiting(claimer, request("acme", "a", "b", "c"))
-    claimer._hear(Signal(Hint.READY))
+    claimer._on_hint(Signal(Hint.READY))
     await eventually(lambda: len(calls) >= 2)
     task.cancel()
     await asyncio.wait([task])
@@ -168,7 +168,7 @@ async def test_queues_rotate_between_looks(claimer, store):
 
 
 class Inboxes:
-    """A store with direct hand-off, or one that says that it cannot."""
+    """A store with direct hand-off, or one whose deployment has none."""
 
     def __init__(self, inbox):
         self.inbox = inbox
@@ -217,7 +217,7 @@ async def test_a_store_without_direct_handoff_gets_a_polling_inbox(store):
     assert [job.id for job in (await store.claim(request())).jobs] == ["y"]
 
 
-async def test_a_wait_ends_when_there_is_nobody_to_wait_for(claimer):
+async def test_a_wait_ends_when_its_client_has_left(claimer):
     gone = asyncio.get_running_loop().create_future()
     waiting = asyncio.create_task(claimer.claim(request(), wait_s=60, gone=gone))
     await eventually(lambda: claimer._lanes)
@@ -225,8 +225,8 @@ async def test_a_wait_ends_when_there_is_nobody_to_wait_for(claimer):
     assert (await asyncio.wait_for(waiting, 20)).jobs == []
 
 
-async def test_what_a_look_finds_is_answered_although_the_client_left_meanwhile(store, claimer):
-    """It is leased: whoever asked must give it back."""
+async def test_jobs_of_a_claim_are_returned_even_if_the_client_left_meanwhile(store, claimer):
+    """It is leased: the caller must release it."""
     gone = asyncio.get_running_loop().create_future()
     gone.set_result(None)
     await enqueue(store, "x")

@@ -31,7 +31,7 @@ class Trips:
 
 
 @asynchronous
-async def test_an_idle_one_sends_at_once_and_the_next_batch_gathers_meanwhile():
+async def test_an_idle_coalescer_sends_at_once_and_gathers_the_next_batch_meanwhile():
     trips = Trips()
     calls = Coalescer(trips)
     first = asyncio.ensure_future(calls(1))
@@ -48,7 +48,7 @@ async def test_an_idle_one_sends_at_once_and_the_next_batch_gathers_meanwhile():
 
 
 @asynchronous
-async def test_calls_of_one_turn_leave_together():
+async def test_calls_of_one_turn_of_the_loop_are_sent_together():
     trips = Trips()
     calls = Coalescer(trips)
     answers = asyncio.gather(*(calls(number) for number in range(5)))
@@ -71,7 +71,7 @@ async def test_a_batch_is_never_larger_than_the_limit():
 
 
 @asynchronous
-async def test_a_canceled_caller_harms_no_other():
+async def test_a_canceled_caller_does_not_affect_the_others():
     trips = Trips()
     calls = Coalescer(trips)
     one, two = asyncio.ensure_future(calls(1)), asyncio.ensure_future(calls(2))
@@ -84,7 +84,7 @@ async def test_a_canceled_caller_harms_no_other():
 
 
 @asynchronous
-async def test_what_was_canceled_before_it_left_is_not_sent():
+async def test_a_call_canceled_before_its_batch_is_not_sent():
     trips = Trips()
     calls = Coalescer(trips)
     first = asyncio.ensure_future(calls(1))
@@ -100,7 +100,7 @@ async def test_what_was_canceled_before_it_left_is_not_sent():
 
 
 @asynchronous
-async def test_everyone_in_a_failed_batch_gets_the_error_and_the_next_batch_goes_on():
+async def test_every_caller_of_a_failed_batch_gets_the_error_and_the_next_batch_is_sent():
     failing = True
 
     async def send(items: Sequence[int]) -> list[int]:
@@ -117,7 +117,7 @@ async def test_everyone_in_a_failed_batch_gets_the_error_and_the_next_batch_goes
 
 
 @asynchronous
-async def test_an_error_that_cannot_be_copied_reaches_everyone_too():
+async def test_an_error_that_cannot_be_copied_reaches_every_caller():
     async def send(items: Sequence[int]) -> list[int]:
         raise KeyError(len(items))
 
@@ -126,7 +126,7 @@ async def test_an_error_that_cannot_be_copied_reaches_everyone_too():
 
 
 @asynchronous
-async def test_a_batch_belongs_to_no_callers_context():
+async def test_a_batch_runs_in_no_callers_context():
     var: ContextVar[str] = ContextVar("var", default="none")
     seen: list[str] = []
 
@@ -140,7 +140,7 @@ async def test_a_batch_belongs_to_no_callers_context():
 
 
 @asynchronous
-async def test_settle_waits_for_all_that_was_asked():
+async def test_settle_waits_for_all_calls():
     trips = Trips()
     calls = Coalescer(trips, limit=1)
     await calls.settle()
@@ -155,7 +155,7 @@ async def test_settle_waits_for_all_that_was_asked():
 
 
 @asynchronous
-async def test_callers_are_let_go_when_the_trip_itself_is_canceled():
+async def test_callers_are_canceled_when_the_round_trip_is():
     trips = Trips()
     calls = Coalescer(trips, limit=1)
     waiting = [asyncio.ensure_future(calls(number)) for number in (1, 2)]
@@ -168,7 +168,7 @@ async def test_callers_are_let_go_when_the_trip_itself_is_canceled():
 
 
 @asynchronous
-async def test_one_that_nobody_can_join_goes_by_itself():
+async def test_a_call_that_no_other_can_join_is_sent_inline():
     """Without a task of its own: it begins before anything else runs."""
     trips = Trips()
     calls = Coalescer(trips)
@@ -189,7 +189,7 @@ async def test_one_that_nobody_can_join_goes_by_itself():
 
 
 @asynchronous
-async def test_ones_of_one_turn_leave_together():
+async def test_inline_calls_of_one_turn_are_sent_together():
     trips = Trips()
     calls = Coalescer(trips)
     answers = asyncio.gather(*(calls.one(number) for number in range(5)))
@@ -200,7 +200,7 @@ async def test_ones_of_one_turn_leave_together():
 
 
 @asynchronous
-async def test_one_that_is_canceled_takes_its_own_trip_along_and_no_other():
+async def test_a_canceled_inline_call_cancels_only_its_own_round_trip():
     trips = Trips()
     calls = Coalescer(trips)
     first = asyncio.ensure_future(calls.one(1))
@@ -217,7 +217,7 @@ async def test_one_that_is_canceled_takes_its_own_trip_along_and_no_other():
 
 
 @asynchronous
-async def test_one_that_goes_by_itself_is_settled_like_any_other():
+async def test_settle_waits_for_inline_calls():
     trips = Trips()
     calls = Coalescer(trips)
     first = asyncio.ensure_future(calls.one(1))
@@ -235,7 +235,7 @@ async def test_one_that_goes_by_itself_is_settled_like_any_other():
 
 
 @asynchronous
-async def test_one_that_fails_by_itself_raises_to_its_caller():
+async def test_a_failed_inline_call_raises_to_its_caller():
     async def fail(_: Sequence[int]) -> list[int]:
         raise StoreUnavailable("gone")
 
@@ -246,7 +246,7 @@ async def test_one_that_fails_by_itself_raises_to_its_caller():
     await calls.settle()
 
 
-def test_one_goes_with_the_others_on_a_loop_that_does_not_tell_what_is_to_run():
+def test_calls_are_batched_on_a_loop_that_does_not_show_its_ready_queue():
     uvloop = pytest.importorskip("uvloop")
 
     async def main() -> list[list[int]]:

@@ -9,7 +9,7 @@ from holdfast.core.job import JobKey
 
 
 class Counted(list):
-    """A list that counts which places were looked at."""
+    """A list that counts the places that were read."""
 
     def __init__(self, items):
         super().__init__(items)

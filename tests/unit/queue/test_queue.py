@@ -118,7 +118,7 @@ async def test_a_store_that_was_given_is_used_as_it_is_and_left_open():
         ({"store": object(), "events": "all"}, InvalidOption),
     ],
 )
-def test_a_queue_that_cannot_be_is_refused_at_once(options, error):
+def test_a_queue_with_invalid_arguments_is_refused_at_once(options, error):
     with pytest.raises(error):
         Queue(**{"tenant": "acme", **options})
 
@@ -174,7 +174,7 @@ async def test_options_of_the_call_win_over_the_definition():
 
 
 @asynchronous
-async def test_a_payload_without_a_type_goes_to_the_queues_own_name():
+async def test_a_payload_without_a_type_uses_the_queues_own_name():
     async with memory_queue(name="inbox") as queue:
         ticket = await queue.enqueue({"any": "json"}, id="job-1")
         assert (ticket.queue, ticket.id) == ("inbox", "job-1")
@@ -191,7 +191,7 @@ async def test_ids_are_made_in_order_where_none_is_given():
 
 
 @asynchronous
-async def test_a_second_enqueue_of_an_id_tells_what_is_there():
+async def test_a_second_enqueue_of_an_id_answers_with_the_existing_job():
     async with memory_queue() as queue:
         await queue.enqueue(send_email.message("a"), id="1")
         again = await queue.enqueue(send_email.message("a"), id="1")
@@ -207,7 +207,7 @@ async def test_a_second_enqueue_of_an_id_tells_what_is_there():
 
 
 @asynchronous
-async def test_a_second_enqueue_of_a_key_gives_the_first_job():
+async def test_a_second_enqueue_of_a_key_answers_with_the_first_job():
     async with memory_queue() as queue:
         first = await queue.enqueue(send_email.message("a"), idempotency_key="k")
         second = await queue.enqueue(send_email.message("b"), idempotency_key="k")
@@ -255,7 +255,7 @@ async def test_delay_and_run_at_make_a_scheduled_job():
     ],
 )
 @asynchronous
-async def test_what_is_wrong_is_refused_and_nothing_happens(payload, options, error):
+async def test_an_invalid_enqueue_is_refused_and_changes_nothing(payload, options, error):
     async with memory_queue() as queue:
         with pytest.raises(error):
             await queue.enqueue(payload, **options)
@@ -265,7 +265,7 @@ async def test_what_is_wrong_is_refused_and_nothing_happens(payload, options, er
 
 
 @asynchronous
-async def test_a_job_that_is_no_message_is_refused_with_what_to_write():
+async def test_a_job_in_place_of_a_message_is_refused_with_what_to_write():
     async with memory_queue() as queue:
         with pytest.raises(InvalidPayload, match=r"<job send_email> is not a message; enqueue its .message\(...\)"):
             await queue.enqueue(send_email)
@@ -322,7 +322,7 @@ class LosesReplies:
 
 
 @asynchronous
-async def test_a_lost_reply_is_asked_for_again_and_is_no_duplicate_of_itself():
+async def test_an_enqueue_with_a_lost_reply_is_repeated_and_is_no_duplicate():
     store = LosesReplies(make_store("memory:lost-1"), 1)
     queue = Queue(store=store, tenant="acme")
     ticket = await queue.enqueue(1, id="x")
@@ -333,7 +333,7 @@ async def test_a_lost_reply_is_asked_for_again_and_is_no_duplicate_of_itself():
 
 
 @asynchronous
-async def test_a_store_that_stays_away_is_said_to_be():
+async def test_a_store_that_stays_down_raises_unavailable():
     store = LosesReplies(make_store("memory:lost-2"), 2)
     queue = Queue(store=store, tenant="acme")
     with pytest.raises(StoreUnavailable):
@@ -355,8 +355,8 @@ async def test_concurrent_enqueues_share_round_trips():
 
 
 @asynchronous
-async def test_enqueues_one_after_another_leave_the_event_loop_its_timers():
-    """On a store that answers without waiting, too."""
+async def test_consecutive_enqueues_let_the_event_loop_run_its_timers():
+    """This holds even on a store that answers without waiting."""
     fired = asyncio.Event()
     async with memory_queue() as queue:
         asyncio.get_running_loop().call_later(0, fired.set)
@@ -401,8 +401,8 @@ async def test_enqueue_many_takes_any_number(count: int):
 
 
 @asynchronous
-async def test_enqueue_many_leaves_the_event_loop_to_others():
-    """Whoever else is to run does not wait for a thousand jobs to be made."""
+async def test_enqueue_many_lets_the_event_loop_run_other_tasks():
+    """Other tasks do not wait until a thousand jobs are encoded."""
     turns_of_another = 0
 
     async def another() -> None:
@@ -419,7 +419,7 @@ async def test_enqueue_many_leaves_the_event_loop_to_others():
 
 
 @asynchronous
-async def test_a_bad_item_spoils_nothing_else():
+async def test_an_invalid_item_does_not_affect_the_others():
     async with memory_queue() as queue:
         items = [1, float("nan"), send_email.message("a"), "x" * 300_000, 2]
         tickets = await queue.enqueue_many(items, on_refused="return")
@@ -444,7 +444,7 @@ async def test_items_over_the_quota_are_refused_one_by_one():
 
 @asynchronous
 async def test_refused_items_are_raised_with_all_tickets_when_all_have_been_tried():
-    """[ENQ-4] Also out of a source that is never in memory as a whole, and with bad items in several parts of it."""
+    """[ENQ-4] Even from an iterable that is never in memory as a whole, with invalid items in several parts of it."""
     bad = {17, 999, 1000, 2400}
 
     def messages():
@@ -471,7 +471,7 @@ async def test_refused_items_are_raised_with_all_tickets_when_all_have_been_trie
 
 
 @asynchronous
-async def test_duplicates_are_no_refusals():
+async def test_duplicates_are_not_refusals():
     """[ENQ-2]"""
     async with memory_queue() as queue:
         messages = [Message.raw(n).options(id=f"{n % 2}") for n in range(4)]
@@ -480,7 +480,7 @@ async def test_duplicates_are_no_refusals():
 
 
 @asynchronous
-async def test_a_word_for_refusals_that_is_none_is_refused_before_anything_is_sent():
+async def test_an_unknown_mode_for_refusals_is_refused_before_any_job_is_sent():
     async with memory_queue() as queue:
         with pytest.raises(InvalidOption, match="'raise' or 'return'"):
             await queue.enqueue_many([1], on_refused="ignore")  # type: ignore[call-overload]
@@ -488,7 +488,7 @@ async def test_a_word_for_refusals_that_is_none_is_refused_before_anything_is_se
 
 
 @asynchronous
-async def test_a_job_that_was_called_spoils_no_other_item():
+async def test_a_called_job_in_a_batch_does_not_affect_the_others():
     async with memory_queue() as queue:
         with pytest.raises(PartlyRefused, match=r"write send_email.message\(...\)") as caught:
             await queue.enqueue_many([1, send_email("a"), 2])
@@ -528,7 +528,7 @@ async def test_an_id_for_a_whole_batch_is_refused():
 
 
 @asynchronous
-async def test_a_batch_finds_what_is_done_already():
+async def test_a_batch_finds_completed_jobs():
     async with memory_queue() as queue:
         await queue.enqueue(1, id="x")
         await run_one(queue, result=b"5")
@@ -571,7 +571,7 @@ async def test_a_foreign_job_answers_exactly_like_none():
 
 
 @asynchronous
-async def test_cancel_says_what_it_came_to():
+async def test_cancel_answers_with_what_it_did():
     async with memory_queue() as queue:
         for id_ in ("waiting", "running", "done", "dead"):
             await queue.enqueue(1, id=id_, priority=9 if id_ != "waiting" else 0)
@@ -598,7 +598,7 @@ async def test_a_result_is_waited_for_and_typed_by_the_definition():
 
 
 @asynchronous
-async def test_a_result_of_another_type_than_promised_is_an_error_of_the_one_who_waits():
+async def test_a_result_of_the_wrong_type_is_an_error_of_the_waiter():
     async with memory_queue() as queue:
         ticket = await queue.enqueue(total.message([1, 2]))
         await run_one(queue, result=b'"not a dict"')
@@ -639,7 +639,7 @@ async def test_enqueue_and_wait_subscribes_before_it_enqueues():
 
 
 @asynchronous
-async def test_enqueue_and_wait_joins_the_job_that_is_there():
+async def test_enqueue_and_wait_waits_for_an_existing_job():
     async with memory_queue() as queue:
         await queue.enqueue(1, id="x", idempotency_key="k")
         by_id = asyncio.create_task(queue.enqueue_and_wait(1, id="x"))
@@ -673,7 +673,7 @@ async def test_a_failed_job_raises_with_its_reason_and_error():
 
 
 @asynchronous
-async def test_a_canceled_job_raises_for_whoever_waits():
+async def test_a_canceled_job_raises_for_its_waiter():
     async with memory_queue() as queue:
         ticket = await queue.enqueue(1)
         waiting = asyncio.create_task(queue.result(ticket.id))
@@ -684,7 +684,7 @@ async def test_a_canceled_job_raises_for_whoever_waits():
 
 
 @asynchronous
-async def test_a_timeout_ends_the_wait_and_the_job_goes_on():
+async def test_a_timeout_ends_the_wait_and_the_job_continues():
     async with memory_queue() as queue:
         ticket = await queue.enqueue(1)
         with pytest.raises(WaitTimeout):
@@ -698,7 +698,7 @@ async def test_a_timeout_ends_the_wait_and_the_job_goes_on():
 
 
 @asynchronous
-async def test_only_who_knew_the_job_says_that_its_result_expired():
+async def test_a_wait_says_that_a_result_expired_only_if_it_knew_the_job():
     async with memory_queue() as queue:
         ticket = await queue.enqueue(1, result_ttl=10)
         await run_one(queue)
@@ -758,7 +758,7 @@ async def complete_in_blob(queue: Queue, blobs: Blobs, data: bytes) -> str:
 
 
 @asynchronous
-async def test_a_result_in_a_blob_is_fetched_for_whoever_asks():
+async def test_a_result_in_a_blob_is_fetched_for_the_reader():
     blobs = Blobs.open("memory://queue-results")
     async with memory_queue(blobs=blobs) as queue:
         ticket = await queue.enqueue(1, id="x")
@@ -792,7 +792,7 @@ async def test_without_a_blob_store_a_result_in_one_says_what_is_missing():
 
 
 @asynchronous
-async def test_a_large_payload_goes_by_reference():
+async def test_a_large_payload_is_sent_by_reference():
     async with memory_queue(blobs="memory://payloads") as queue:
         ref = await queue.put_blob(b"x" * 1_000_000)
         assert await queue.read_blob(ref) == b"x" * 1_000_000
@@ -808,7 +808,7 @@ async def test_a_large_payload_goes_by_reference():
 
 
 @asynchronous
-async def test_messages_that_end_in_an_error_leave_what_was_sent_before_and_nothing_on_its_way():
+async def test_an_iterable_that_raises_keeps_the_jobs_sent_before_and_leaves_none_in_flight():
     def messages():
         for n in range(1500):
             yield {"n": n or float("nan")}
@@ -823,7 +823,7 @@ async def test_messages_that_end_in_an_error_leave_what_was_sent_before_and_noth
 
 
 @asynchronous
-async def test_one_message_where_many_are_meant_is_named() -> None:
+async def test_a_message_in_place_of_a_list_is_refused_by_name() -> None:
     async with memory_queue() as queue:
         with pytest.raises(InvalidOption, match="use enqueue, or give a list"):
             await queue.enqueue_many(Message.raw(1))

@@ -24,7 +24,7 @@ def test_times_are_aware_datetimes():
     assert [*times, record.deadline, record.errors[0].at] == [MOMENT] * 7
 
 
-def test_what_has_not_happened_is_none():
+def test_instants_that_have_not_come_are_none():
     record = a_record(claimed_at=None)
     assert [record.claimed_at, record.finished_at, record.expires_at, record.deadline] == [None] * 4
     assert [record.reason, record.worker_id, record.progress, record.result] == [None] * 4
@@ -43,7 +43,7 @@ def test_a_result_in_a_blob_needs_the_blob():
         _ = a_record(result=Result(b"", "json", "name")).result
 
 
-def test_a_record_is_one_dict_for_programs():
+def test_a_record_is_one_plain_dict():
     fields = a_record(result=Result(b"3")).as_dict()
     assert (fields["id"], fields["state"], fields["payload"], fields["result"]) == ("1", JobState.LEASED, {"a": 1}, 3)
     assert msgspec.json.decode(msgspec.json.encode(fields))["enqueued_at"] == "2027-01-15T08:00:00Z"
@@ -51,7 +51,7 @@ def test_a_record_is_one_dict_for_programs():
     assert "result" not in a_record().as_dict()
 
 
-def test_what_cannot_be_read_is_left_out_of_the_dict():
+def test_values_that_cannot_be_decoded_are_left_out_of_the_dict():
     envelope = Envelope("t", b"?", "cbor")
     record = JobRecord(Job("acme", "q", "1", 1, envelope, JobState.COMPLETED, AT, AT, result=Result(b"?", "cbor")))
     assert {"payload", "result"}.isdisjoint(record.as_dict())

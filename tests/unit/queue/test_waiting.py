@@ -21,7 +21,7 @@ def a_job(key: JobKey, state: JobState) -> Job:
 
 
 class Fake:
-    """A store's hints and lookups, and a count of what is held there."""
+    """A store's hints and reads, with counts of its subscriptions."""
 
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
@@ -57,7 +57,7 @@ class Fake:
 
 
 @asynchronous
-async def test_a_job_that_has_ended_is_found_by_the_first_look():
+async def test_the_first_read_finds_an_ended_job():
     fake = Fake()
     fake.end()
     job = await fake.wait()
@@ -68,7 +68,7 @@ async def test_a_job_that_has_ended_is_found_by_the_first_look():
 
 
 @asynchronous
-async def test_a_waiter_looks_again_only_when_a_hint_says_so():
+async def test_a_waiter_reads_again_only_after_a_hint():
     fake = Fake()
     fake.jobs[KEY] = a_job(KEY, JobState.LEASED)
     waiter = fake.start()
@@ -80,7 +80,7 @@ async def test_a_waiter_looks_again_only_when_a_hint_says_so():
 
 
 @asynchronous
-async def test_hints_of_other_jobs_and_tenants_cause_no_look():
+async def test_hints_about_other_jobs_and_tenants_cause_no_read():
     fake = Fake()
     fake.jobs[KEY] = a_job(KEY, JobState.LEASED)
     waiter = fake.start()
@@ -97,7 +97,7 @@ async def test_hints_of_other_jobs_and_tenants_cause_no_look():
     "address", [{"tenant": ""}, {"tenant": "acme"}, {"tenant": "acme", "queue": "emails"}, {"tenant": "", "id": "1"}]
 )
 @asynchronous
-async def test_a_hint_with_part_of_the_address_is_enough(address):
+async def test_a_hint_with_a_part_of_the_address_causes_a_read(address):
     fake = Fake()
     fake.jobs[KEY] = a_job(KEY, JobState.LEASED)
     waiter = fake.start()
@@ -107,7 +107,7 @@ async def test_a_hint_with_part_of_the_address_is_enough(address):
 
 
 @asynchronous
-async def test_a_completion_between_the_subscription_and_the_look_is_not_missed():
+async def test_a_completion_between_the_subscription_and_the_first_read_is_not_missed():
     fake = Fake()
     fake.jobs[KEY] = a_job(KEY, JobState.LEASED)
     fake.gate = asyncio.Event()
@@ -120,7 +120,7 @@ async def test_a_completion_between_the_subscription_and_the_look_is_not_missed(
 
 
 @asynchronous
-async def test_two_waiters_share_one_subscription_and_one_look():
+async def test_two_waiters_share_one_subscription_and_one_read():
     fake = Fake()
     fake.jobs[KEY] = a_job(KEY, JobState.LEASED)
     waiters = [fake.start(), fake.start()]
@@ -134,7 +134,7 @@ async def test_two_waiters_share_one_subscription_and_one_look():
 
 
 @asynchronous
-async def test_a_waiter_that_leaves_frees_everything_when_it_is_the_last():
+async def test_the_last_waiter_that_leaves_frees_everything():
     fake = Fake()
     fake.jobs[KEY] = a_job(KEY, JobState.LEASED)
     waiters = [fake.start(), fake.start()]
@@ -159,7 +159,7 @@ async def test_a_timeout_says_so_and_frees_everything():
 
 
 @asynchronous
-async def test_a_wait_is_over_when_there_is_nobody_to_wait_for():
+async def test_a_wait_for_a_result_ends_when_its_client_has_left():
     fake = Fake()
     fake.jobs[KEY] = a_job(KEY, JobState.LEASED)
     gone = asyncio.get_running_loop().create_future()
@@ -174,7 +174,7 @@ async def test_a_wait_is_over_when_there_is_nobody_to_wait_for():
 
 
 @asynchronous
-async def test_no_job_is_none_and_whether_one_was_seen_is_known():
+async def test_a_missing_job_is_none_and_says_whether_it_was_seen():
     fake = Fake()
     with fake.waits.watch(KEY) as watch:
         watch.look()
@@ -191,7 +191,7 @@ async def test_no_job_is_none_and_whether_one_was_seen_is_known():
 
 
 @asynchronous
-async def test_a_look_that_left_before_the_enqueue_does_not_end_the_wait_of_who_asks_after_it():
+async def test_a_read_sent_before_the_enqueue_does_not_end_a_wait_that_began_after_it():
     fake = Fake()
     fake.gate = asyncio.Event()
     early = fake.start()
@@ -208,7 +208,7 @@ async def test_a_look_that_left_before_the_enqueue_does_not_end_the_wait_of_who_
 
 
 @asynchronous
-async def test_an_enqueue_that_was_watched_is_not_looked_at_until_a_hint_comes():
+async def test_a_watched_enqueue_is_not_read_until_a_hint_arrives():
     fake = Fake()
     with fake.waits.watch(KEY, "r1") as watch:
         fake.jobs[KEY] = a_job(KEY, JobState.READY)
@@ -218,7 +218,7 @@ async def test_an_enqueue_that_was_watched_is_not_looked_at_until_a_hint_comes()
 
 
 @asynchronous
-async def test_a_hint_that_brings_the_job_saves_the_look():
+async def test_a_hint_with_the_record_saves_the_read():
     fake = Fake()
     ended = Job(*KEY, 1, Envelope("t", b"{}", request_id="r1"), JobState.COMPLETED, 0, 0)
     with fake.waits.watch(KEY, "r1") as watch, fake.waits.watch(KEY, "r2") as other:
@@ -231,7 +231,7 @@ async def test_a_hint_that_brings_the_job_saves_the_look():
 
 
 @asynchronous
-async def test_a_job_that_ended_and_was_forgotten_before_its_enqueue_was_answered_is_not_waited_for():
+async def test_a_job_forgotten_before_its_enqueue_was_answered_is_not_waited_for():
     fake = Fake()
     with fake.waits.watch(KEY, "r1") as watch:
         watch.look()  # A hint of its end, which came before the answer: there is nothing left to see.

@@ -34,7 +34,7 @@ NIGHTLY = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
 
 
 @asynchronous
-async def test_a_schedule_is_kept_with_all_that_its_jobs_need():
+async def test_a_schedule_stores_everything_that_its_jobs_need():
     async with memory_queue() as queue:
         made = await queue.schedule("nightly", send_email.message("ops@example.com"), **NIGHTLY, result_ttl=60)
         found = await queue.get_schedule("nightly")
@@ -53,7 +53,7 @@ async def test_a_schedule_is_kept_with_all_that_its_jobs_need():
 
 
 @asynchronous
-async def test_a_payload_in_another_codec_comes_back_as_it_was():
+async def test_a_payload_in_another_codec_is_returned_unchanged():
     async with memory_queue() as queue:
         await queue.schedule("packed", Message.raw({"data": b"\0\xff"}, "t", codec="msgpack"), every=60)
         found = await queue.get_schedule("packed")
@@ -62,7 +62,7 @@ async def test_a_payload_in_another_codec_comes_back_as_it_was():
 
 
 @asynchronous
-async def test_schedules_are_listed_by_name_and_only_the_tenants_own():
+async def test_schedules_of_one_tenant_are_listed_by_name():
     async with memory_queue() as queue, Queue(store=queue.store, tenant="other") as other:
         for name in ("b", "a", "c"):
             await queue.schedule(name, {"n": name}, every=timedelta(hours=1))
@@ -86,8 +86,8 @@ async def test_the_same_again_changes_nothing():
 
 
 @asynchronous
-async def test_another_message_in_the_same_rhythm_keeps_the_rhythm():
-    """Or deploys that come more often than the ticks would keep it from ever running."""
+async def test_another_message_with_the_same_timing_keeps_the_next_tick():
+    """Otherwise deploys that are more frequent than the ticks would keep it from ever running."""
     async with memory_queue() as queue:
         first = await queue.schedule("hourly", send_email.message("a@example.com"), every=3600)
         await queue.store.shift_clock(3_000_000)
@@ -101,7 +101,7 @@ async def test_another_message_in_the_same_rhythm_keeps_the_rhythm():
 
 
 @asynchronous
-async def test_another_rhythm_begins_now():
+async def test_another_timing_begins_now():
     async with memory_queue() as queue:
         first = await queue.schedule("it", {"n": 1}, every=3600)
         await queue.store.shift_clock(600_000)
@@ -111,7 +111,7 @@ async def test_another_rhythm_begins_now():
 
 
 @asynchronous
-async def test_of_many_who_change_a_schedule_one_is_last():
+async def test_of_concurrent_changes_to_a_schedule_one_is_last():
     async with memory_queue() as queue:
         await asyncio.gather(*(queue.schedule("it", {"n": n % 3}, every=60) for n in range(9)))
         (only,) = await queue.schedules()
@@ -119,13 +119,13 @@ async def test_of_many_who_change_a_schedule_one_is_last():
 
 
 @asynchronous
-async def test_one_that_others_never_cease_to_change_is_given_up(monkeypatch):
+async def test_a_schedule_that_changes_at_every_try_is_given_up(monkeypatch):
     async with memory_queue() as queue:
         await queue.schedule("it", {"n": 0}, every=60)
         ours = queue.store.cancel
 
         async def cancel(items):
-            """Cancels, and somebody else is quicker with the next one."""
+            """Cancels, and another process enqueues the next one first."""
             done = await ours(items)
             timing = core.Timing(every_ms=60_000)
             new = core.Definition(timing, 0, core.Target("default", core.Envelope("", b"{}")))
@@ -139,7 +139,7 @@ async def test_one_that_others_never_cease_to_change_is_given_up(monkeypatch):
 
 
 @asynchronous
-async def test_removing_ends_it_and_says_whether_there_was_one():
+async def test_removing_a_schedule_says_whether_there_was_one():
     async with memory_queue() as queue:
         assert await queue.unschedule("it") is False
         await queue.schedule("it", {"n": 1}, every=60)
@@ -151,7 +151,7 @@ async def test_removing_ends_it_and_says_whether_there_was_one():
 
 
 @asynchronous
-async def test_one_that_failed_is_shown_can_be_removed_and_can_be_put_again():
+async def test_a_failed_schedule_is_shown_and_can_be_removed_or_put_again():
     async with memory_queue() as queue:
         for end in (queue.unschedule, lambda name: queue.schedule(name, {"n": 1}, every=60)):
             await queue.schedule("it", {"n": 1}, every=60)
@@ -165,7 +165,7 @@ async def test_one_that_failed_is_shown_can_be_removed_and_can_be_put_again():
 
 
 @asynchronous
-async def test_a_full_tenant_gets_no_new_schedule_and_keeps_the_ones_it_has():
+async def test_a_tenant_at_its_quota_gets_no_new_schedule_and_keeps_its_own():
     async with memory_queue() as queue:
         await queue.schedule("it", {"n": 1}, every=60)
         await queue.set_tenant(max_waiting=1)
@@ -176,7 +176,7 @@ async def test_a_full_tenant_gets_no_new_schedule_and_keeps_the_ones_it_has():
 
 
 @asynchronous
-async def test_one_that_a_full_tenant_replaces_stays_as_it_was():
+async def test_a_schedule_that_a_tenant_at_its_quota_replaces_stays_unchanged():
     async with memory_queue() as queue:
         first = await queue.schedule("it", {"n": 1}, every=60)
         await queue.enqueue({}, id="another")
@@ -189,7 +189,7 @@ async def test_one_that_a_full_tenant_replaces_stays_as_it_was():
 
 
 @asynchronous
-async def test_one_that_is_being_replaced_waits_for_room_that_others_took(monkeypatch):
+async def test_a_replacement_of_a_schedule_waits_for_room(monkeypatch):
     async with memory_queue() as queue:
         first = await queue.schedule("it", {"n": 1}, every=60)
         ours, refusals = queue.store.enqueue, [QuotaExceeded(None, 1, 1), QuotaExceeded(None, 1, 1)]
@@ -204,7 +204,7 @@ async def test_one_that_is_being_replaced_waits_for_room_that_others_took(monkey
 
 
 @asynchronous
-async def test_one_that_a_newer_version_wrote_is_not_shown_and_can_be_replaced():
+async def test_a_schedule_of_a_newer_version_is_not_shown_and_can_be_replaced():
     async with memory_queue() as queue:
         await queue.schedule("it", {"n": 1}, every=60)
         (kept,) = await queue.store.get([JobKey("acme", SCHEDULES, "it")])
@@ -228,7 +228,7 @@ async def test_one_that_a_newer_version_wrote_is_not_shown_and_can_be_replaced()
     ],
 )
 @asynchronous
-async def test_what_is_one_jobs_alone_is_refused(options):
+async def test_options_of_a_single_job_are_refused(options):
     async with memory_queue() as queue:
         with pytest.raises(InvalidOption, match="a schedule makes many"):
             await queue.schedule("it", Message.raw({}).options(**options), every=60)
@@ -260,7 +260,7 @@ def test_the_job_of_a_tick_is_always_the_same():
     assert core.tick_text(tick + 250) == "2026-11-16T02:00:00.250Z"
 
 
-def test_blocking_code_has_the_same():
+def test_blocking_code_has_the_same_methods():
     with blocking.Queue("memory:blocking-schedules", tenant="acme") as queue:
         assert queue.schedule("it", send_email.message("a@example.com"), every=60).name == "it"
         assert [one.name for one in queue.schedules()] == ["it"]

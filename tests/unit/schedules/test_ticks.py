@@ -56,7 +56,7 @@ DAYS = {
 
 
 @pytest.mark.parametrize("case", DAYS)
-def test_cron_ticks_as_cron_has_it(case):
+def test_cron_expressions_tick_as_in_cron(case):
     expression, zone, after, expected = DAYS[case]
     assert [shown(tick) for tick in ticks(expression, zone, after, len(expected))] == expected
 
@@ -69,7 +69,7 @@ INSTANTS = st.one_of(
 
 
 @given(expression=st.sampled_from(EXPRESSIONS), zone=st.sampled_from(["UTC", BERLIN, SANTIAGO]), at=INSTANTS)
-def test_the_ticks_are_the_same_from_wherever_one_looks(expression, zone, at):
+def test_the_ticks_do_not_depend_on_the_time_of_the_question(expression, zone, at):
     when = timing(expression, None, zone)
     before, after = last_tick(when, 0, at), next_tick(when, 0, at)
     assert before <= at < after
@@ -78,7 +78,7 @@ def test_the_ticks_are_the_same_from_wherever_one_looks(expression, zone, at):
     assert last_tick(when, 0, after - 1) == before
 
 
-def test_every_so_often_counts_from_where_it_began():
+def test_an_interval_counts_from_its_beginning():
     when, anchor = timing(None, timedelta(minutes=10)), ms("2026-01-01T00:03Z")
     assert last_tick(when, anchor, anchor + 599_999) is None
     assert next_tick(when, anchor, anchor) == anchor + 600_000
@@ -112,13 +112,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_no_time_is_refused_with_what_to_write(case):
+def test_an_invalid_timing_is_refused_with_what_to_write(case):
     said, reason = BAD[case]
     with pytest.raises(InvalidOption, match=reason):
         timing(said.get("cron"), said.get("every"), said.get("timezone", "UTC"))
 
 
-def test_a_name_leaves_room_for_the_tick_behind_it():
+def test_a_name_leaves_room_for_the_tick_after_it():
     assert check_name("n" * 170) == "n" * 170
     with pytest.raises(InvalidName, match="up to 170"):
         check_name("é" * 86)
@@ -126,7 +126,7 @@ def test_a_name_leaves_room_for_the_tick_behind_it():
         check_name("a\nb")
 
 
-def test_without_the_library_every_works_and_cron_says_what_to_install():
+def test_without_the_library_intervals_work_and_cron_says_what_to_install():
     program = """
 import sys
 sys.modules["cronsim"] = None

@@ -16,7 +16,7 @@ def port():
 
 
 def ask(port, request=GET):
-    """All that is answered; nothing where the connection was closed."""
+    """The whole answer; empty if the connection was closed."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(request)
@@ -31,7 +31,7 @@ def _rest(connection):
     return found
 
 
-def test_metrics_are_read_and_nothing_else(port):
+def test_the_metrics_server_answers_only_reads_of_metrics(port):
     answer = ask(port)
     assert answer.startswith(b"HTTP/1.0 200")
     assert answer.endswith(b"\r\n\r\nup 1\n")
@@ -40,7 +40,18 @@ def test_metrics_are_read_and_nothing_else(port):
     assert ask(port, GET.replace(b"GET", b"POST")).startswith(b"HTTP/1.0 501")
 
 
-def test_a_connection_lasts_no_longer_than_a_stated_time(port, monkeypatch):
+def test_a_check_answers_with_its_problem():
+    problems = iter(["", "it stands still"])
+    port = exposition.serve("127.0.0.1", 0, lambda: b"", "text/plain", {"/livez": lambda: next(problems)})
+    livez = GET.replace(b"/metrics", b"/livez?verbose")
+    for status, text in ((b"200", b"ok\n"), (b"503", b"it stands still\n")):
+        answer = ask(port, livez)
+        assert answer.startswith(b"HTTP/1.0 " + status)
+        assert answer.endswith(b"\r\n\r\n" + text)
+    assert ask(port, GET.replace(b"/metrics", b"/readyz")).startswith(b"HTTP/1.0 404")
+
+
+def test_a_connection_to_the_metrics_server_has_a_time_limit(port, monkeypatch):
     monkeypatch.setattr(exposition, "CONNECTION_S", 0.05)
     with socket.create_connection(("127.0.0.1", port), timeout=30) as slow:
         slow.sendall(b"GET /met")

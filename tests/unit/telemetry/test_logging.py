@@ -19,7 +19,7 @@ def output(capsys):
     logger.propagate = propagate
 
 
-def test_a_line_for_people_has_the_event_and_its_fields(output):
+def test_a_readable_line_has_the_event_and_its_fields(output):
     configure()
     get_logger("holdfast.test").bind(queue="emails").info("job finished", took="1 s", odd='a"b', empty="")
     line = output()
@@ -36,7 +36,7 @@ def test_json_is_one_object_a_line(output):
     assert (second["event"], second["level"]) == ("plain text", "warning")
 
 
-def test_an_exception_is_told_with_its_traceback(output):
+def test_an_exception_is_logged_with_its_traceback(output):
     configure(json=True)
     try:
         raise ValueError("it broke")  # noqa: TRY301 - to have one to log
@@ -58,19 +58,19 @@ def test_the_level_is_kept(output):
     assert output() == ""
 
 
-def test_configuring_twice_prints_once(output):
+def test_configuring_twice_logs_each_line_once(output):
     configure()
     configure()
     get_logger("holdfast.test").error("once")
     assert output().count("once") == 1
 
 
-def test_the_place_of_a_line_is_that_of_the_caller(caplog):
+def test_the_source_position_of_a_line_is_the_callers(caplog):
     get_logger("holdfast.test").warning("here")
-    assert caplog.records[0].funcName == "test_the_place_of_a_line_is_that_of_the_caller"
+    assert caplog.records[0].funcName == "test_the_source_position_of_a_line_is_the_callers"
 
 
-def test_structlog_gets_the_fields_where_the_program_has_configured_it(caplog):
+def test_structlog_gets_the_fields_if_the_program_has_configured_it(caplog):
     get_logger("holdfast.test").warning("by the standard library")
     seen: list[dict[str, object]] = []
     structlog.configure(processors=[lambda _, __, fields: seen.append(dict(fields)) or ""])
@@ -84,12 +84,12 @@ def test_structlog_gets_the_fields_where_the_program_has_configured_it(caplog):
     ]
 
 
-def test_the_null_logger_says_nothing(caplog):
+def test_the_null_logger_logs_nothing(caplog):
     NullLogger().bind(a=1).error("nothing")
     assert caplog.messages == []
 
 
-def test_control_characters_in_tracebacks_and_fields_are_spelt_out(output):
+def test_control_characters_in_tracebacks_and_fields_are_escaped(output):
     hostile = "\x1b[2J\x9b\u202e"
     configure()
     get_logger("holdfast.x").warning("job failed", error=hostile, traceback=f"Traceback:\n  {hostile}")

@@ -18,11 +18,11 @@ def registry():
     metrics.disable()
 
 
-def test_nothing_is_recorded_until_it_is_switched_on():
+def test_no_metrics_are_recorded_until_they_are_enabled():
     assert metrics.current is None
 
 
-def test_switching_on_twice_is_harmless(registry):
+def test_enabling_metrics_twice_is_harmless(registry):
     assert metrics.enable(registry) is metrics.enable()
 
 
@@ -86,13 +86,13 @@ def test_queue_names_are_bounded(registry):
     assert registry.get_sample_value("holdfast_enqueued_total", {"queue": "other", "status": "queued"}) == 50
 
 
-def test_no_label_names_a_tenant_or_a_job(registry):
+def test_no_label_contains_a_tenant_or_a_job(registry):
     _enqueue_some()
     labels = {name for family in registry.collect() for sample in family.samples for name in sample.labels}
     assert labels <= {"queue", "status", "outcome", "op", "le"}
 
 
-def test_without_prometheus_the_error_says_how_to_get_it(monkeypatch):
+def test_without_prometheus_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(InvalidOption, match=r"pip install 'holdfast\[telemetry\]'"):
         metrics.enable()

@@ -27,11 +27,11 @@ def a_job(headers: dict[str, str] | None) -> Job:
     return Job("acme", "emails", "1", 1, envelope, JobState.LEASED, 0, 0, attempts=2)
 
 
-def test_without_a_span_nothing_is_sent_along():
+def test_without_a_span_a_job_has_no_trace_headers():
     assert tracing.inject() is None
 
 
-def test_a_program_without_opentelemetry_pays_nothing():
+def test_a_program_without_opentelemetry_starts_no_spans():
     program = """
 import sys
 from holdfast.core.job import Envelope, Job, JobState
@@ -66,7 +66,7 @@ def test_without_headers_a_trace_begins(exporter):
     assert exporter.get_finished_spans()[-1].parent is None
 
 
-def test_an_exception_is_recorded_and_goes_on(exporter):
+def test_an_exception_is_recorded_and_raised_again(exporter):
     with pytest.raises(ValueError, match="it broke"), tracing.job_span(a_job(None)):
         raise ValueError("it broke")
     span = exporter.get_finished_spans()[-1]
@@ -78,7 +78,7 @@ class Mute(Exception):
         raise RuntimeError("no words")
 
 
-def test_an_exception_that_cannot_be_shown_goes_on_as_it_is(exporter):
+def test_an_exception_that_cannot_be_shown_is_raised_again(exporter):
     with pytest.raises(Mute), tracing.job_span(a_job(None)):
         raise Mute
     assert exporter.get_finished_spans()[-1].status.status_code is trace.StatusCode.ERROR

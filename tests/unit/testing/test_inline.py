@@ -56,7 +56,7 @@ async def test_the_example_of_the_documentation():
 
 
 @asynchronous
-async def test_drain_runs_everything_claimable_and_what_that_enqueues():
+async def test_drain_runs_all_visible_jobs_and_those_that_they_enqueue():
     async with inline_queue(tenant="acme") as queue:
 
         @job
@@ -71,7 +71,7 @@ async def test_drain_runs_everything_claimable_and_what_that_enqueues():
 
 
 @asynchronous
-async def test_results_and_progress_are_kept_as_by_a_worker():
+async def test_results_and_progress_are_stored_as_by_a_worker():
     async with inline_queue(tenant="acme") as queue:
         ticket = await queue.enqueue(send_email.message("a"))
         await queue.drain()
@@ -110,7 +110,7 @@ async def test_permanent_and_retry_later_steer_as_in_a_worker():
 
 
 @asynchronous
-async def test_a_job_for_a_process_of_its_own_runs_here():
+async def test_a_job_for_the_process_executor_runs_inline():
     @job(executor="process")
     def heavy(n: int) -> int:
         ran.append(n)
@@ -123,7 +123,7 @@ async def test_a_job_for_a_process_of_its_own_runs_here():
 
 
 @asynchronous
-async def test_handlers_are_found_by_name_for_messages_made_elsewhere():
+async def test_handlers_are_found_by_the_name_of_the_job_type():
     async with inline_queue(tenant="acme") as queue:
         ticket = await queue.enqueue(Message.raw({"a": 1, "b": 2}, "add"))
         unknown = await queue.enqueue(Message.raw({}, "nobody.has.this"))
@@ -141,7 +141,7 @@ async def test_a_catch_all_gets_payloads_without_a_type():
 
 
 @asynchronous
-async def test_a_large_result_goes_to_the_blob_store_or_fails():
+async def test_a_large_result_is_put_into_the_blob_store_or_fails():
     @job
     async def large() -> str:
         return "x" * 300_000
@@ -172,7 +172,7 @@ async def test_a_drain_without_end_is_an_error(monkeypatch):
 
 
 @asynchronous
-async def test_the_clock_stands_still_and_ends_leases_when_moved():
+async def test_the_clock_is_frozen_and_moving_it_ends_leases():
     async with inline_queue(tenant="acme") as queue:
         before = await queue.store.now()
         await asyncio.sleep(0.005)
@@ -197,7 +197,7 @@ async def test_advance_still_moves_a_reader():
 
 
 @asynchronous
-async def test_each_inline_queue_is_alone():
+async def test_inline_queues_are_separate():
     async with inline_queue(tenant="acme") as one, inline_queue(tenant="acme") as two:
         await one.enqueue(add.message(1, 2))
         assert_not_enqueued(two, add)
@@ -207,7 +207,7 @@ async def test_each_inline_queue_is_alone():
 
 
 @asynchronous
-async def test_arguments_are_compared_as_far_as_they_are_given():
+async def test_only_given_arguments_are_compared():
     async with inline_queue(tenant="acme") as queue:
         await queue.enqueue(send_email.message("a", template="bye"))
         await queue.enqueue(send_email.message("b"), delay=60, queue="slow")
@@ -222,7 +222,7 @@ async def test_arguments_are_compared_as_far_as_they_are_given():
 
 
 @asynchronous
-async def test_a_failed_assertion_lists_what_waits():
+async def test_a_failed_assertion_lists_the_waiting_jobs():
     async with inline_queue(tenant="acme") as queue:
         with pytest.raises(AssertionError, match=r"add\(\): expected at least one, found 0; nothing is waiting"):
             assert_enqueued(queue, add)
@@ -243,7 +243,7 @@ async def test_a_failed_assertion_lists_what_waits():
 
 
 @asynchronous
-async def test_a_queue_on_another_store_is_told_apart():
+async def test_a_queue_on_another_store_is_refused():
     class Elsewhere:
         async def stats(self, tenant: str) -> list[Any]:
             await asyncio.sleep(0)
@@ -270,7 +270,7 @@ async def test_advancing_the_clock_fires_schedules_tick_by_tick():
 
 
 @asynchronous
-async def test_a_clock_moved_far_ahead_does_not_stop_at_every_tick_for_ever():
+async def test_a_clock_moved_far_ahead_stops_at_a_bounded_number_of_ticks():
     async with inline_queue(tenant="acme", handler=str) as queue:
         made = await queue.schedule("often", {"n": 1}, every=1)
         await queue.advance(days=365)
@@ -280,7 +280,7 @@ async def test_a_clock_moved_far_ahead_does_not_stop_at_every_tick_for_ever():
 
 
 @asynchronous
-async def test_draining_says_what_failed():
+async def test_draining_reports_failed_jobs():
     @job
     async def broken(n: int) -> None:
         raise ValueError(f"no {n}")
@@ -308,7 +308,7 @@ async def test_draining_says_what_failed():
 
 
 @asynchronous
-async def test_draining_can_raise_what_failed_and_goes_on_later():
+async def test_draining_can_raise_an_error_and_continue_later():
     @job
     async def broken() -> None:
         raise ValueError("no")
@@ -325,7 +325,7 @@ async def test_draining_can_raise_what_failed_and_goes_on_later():
 
 
 @asynchronous
-async def test_what_a_handler_enqueues_runs_in_the_same_drain():
+async def test_jobs_that_a_handler_enqueues_run_in_the_same_drain():
     ran: list[str] = []
 
     def definitions() -> Any:
@@ -358,7 +358,7 @@ async def test_what_a_handler_enqueues_runs_in_the_same_drain():
         assert await ticket.wait() == "acme"
 
 
-def test_the_same_without_await():
+def test_the_inline_queue_works_without_await():
     @job
     def greet(name: str) -> str:
         current_job().enqueue(add.message(1, 2))

@@ -26,7 +26,7 @@ if sys.argv[1] != "ends":
 
 @pytest.fixture(scope="module")
 def server():
-    """For those who only ask."""
+    """One server for tests that only read."""
     with PostgresServer(durable=False) as server:
         yield server
 
@@ -39,17 +39,17 @@ def is_gone(pid):
 
 
 def segment(server):
-    """The number of its shared memory."""
+    """The id of its shared memory."""
     return (server.directory / "data" / "postmaster.pid").read_text().splitlines()[6].split()[1]
 
 
 def segments(made_by=None):
-    """Shared memory by its number; only what a process made, if one is named: others run servers at the same time."""
+    """Shared memory by id; only that of one process, if it is given: others run servers at the same time."""
     lines = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
     return {line[1] for line in lines if made_by in (None, line[4])}
 
 
-def test_a_server_answers_as_soon_as_it_is_made_and_leaves_nothing_behind():
+def test_a_server_answers_when_it_is_started_and_leaves_no_files():
     with PostgresServer(durable=False) as server:
         assert server.sql("SELECT 1, 'two'; SELECT 3") == [["1", "two"], ["3"]]
         assert server.url() == f"postgresql://postgres@{HOST}:{server.port}/postgres"
@@ -61,14 +61,14 @@ def test_a_server_answers_as_soon_as_it_is_made_and_leaves_nothing_behind():
     assert memory not in segments()
 
 
-def test_a_commit_is_on_the_disk_unless_it_was_said_otherwise(server):
+def test_a_commit_is_on_the_disk_by_default(server):
     settings = "SELECT current_setting('fsync'), current_setting('synchronous_commit')"
     assert server.sql(settings) == [["off", "on"]]
     with PostgresServer() as other:
         assert other.sql(settings) == [["on", "on"]]
 
 
-def test_settings_are_those_of_the_server():
+def test_settings_are_passed_to_the_server():
     with PostgresServer(durable=False, max_connections=7, application_name="it's", log_connections=True) as server:
         assert server.sql("SHOW max_connections; SHOW application_name") == [["7"], ["psql"]]
         assert server.sql("SELECT reset_val FROM pg_settings WHERE name = 'log_connections'") != [["off"]]
@@ -76,12 +76,12 @@ def test_settings_are_those_of_the_server():
         assert server.sql("SHOW max_connections") == [["8"]]
 
 
-def test_what_is_refused_is_raised(server):
+def test_an_error_of_a_query_is_raised(server):
     with pytest.raises(ServerError, match='syntax error at or near "NONSENSE"'):
         server.sql("NONSENSE")
 
 
-def test_what_was_committed_survives_a_kill():
+def test_committed_data_survives_a_kill():
     with PostgresServer() as server:
         server.sql("CREATE TABLE kept AS SELECT 1 AS n")
         port, pid, memory = server.port, server.pid, segment(server)
@@ -98,7 +98,7 @@ def test_what_was_committed_survives_a_kill():
     assert memory not in segments()
 
 
-def test_a_paused_server_takes_connections_and_answers_nothing():
+def test_a_paused_server_accepts_connections_and_does_not_answer():
     with PostgresServer(durable=False) as server, socket.create_connection((HOST, server.port)) as link:
         server.pause()
         link.sendall(b"\x00\x00\x00\x08\x04\xd2\x16\x2f")  # May we speak TLS?
@@ -113,7 +113,7 @@ def test_a_paused_server_takes_connections_and_answers_nothing():
         assert not server.alive
 
 
-def test_a_directory_that_was_given_stays():
+def test_a_given_directory_is_kept():
     with tempfile.TemporaryDirectory() as parent:
         Path(parent).chmod(0o755)  # Where the server's user may go, whoever runs the tests.
         directory = Path(parent) / "other"
@@ -144,7 +144,7 @@ def test_programs_that_the_servers_user_cannot_reach_are_copied(tmp_path, monkey
         assert Path(f"/proc/{server.pid}/exe").readlink().is_relative_to(server.directory)
 
 
-def test_a_port_that_is_taken_is_said_to_be(server):
+def test_a_port_in_use_is_named(server):
     with pytest.raises(ServerError, match=f"port {server.port} is in use"):
         PostgresServer(port=server.port, durable=False)
 
@@ -162,7 +162,7 @@ def test_a_missing_program_is_named_with_its_cure(monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["ends", "is killed"])
-def test_a_server_goes_with_its_parent(how):
+def test_a_server_ends_with_its_parent(how):
     with subprocess.Popen([sys.executable, "-c", PARENT, how], stdout=subprocess.PIPE, text=True) as parent:
         _, pid, directory = parent.stdout.readline().split()
         if how != "ends":

@@ -12,7 +12,7 @@ LIMIT = 1 << 24
 
 
 class Echo:
-    """A server that notes each line it gets, and says it back in capitals."""
+    """A server that records each line, and returns it in capitals."""
 
     def __init__(self):
         self.heard = []
@@ -79,20 +79,20 @@ async def connect(proxy):
             await client.writer.wait_closed()
 
 
-async def test_without_a_fault_everything_comes_through(proxy, connect, echo):
+async def test_a_proxy_without_faults_forwards_everything(proxy, connect, echo):
     a, b = await connect(), await connect()
     assert [await a.ask(b"a\n"), await b.ask(b"b\n"), await a.ask(b"c\n")] == [b"A\n", b"B\n", b"C\n"]
     assert (proxy.counts.connections, proxy.counts.requests, proxy.counts.replies) == (2, 3, 3)
     assert proxy.open_connections == 2
 
 
-async def test_large_amounts_come_through_whole(connect):
+async def test_large_amounts_are_forwarded_whole(connect):
     client = await connect()
     line = b"x" * 5_000_000 + b"\n"
     assert await client.ask(line) == line.upper()
 
 
-async def test_what_a_server_says_last_still_arrives(proxy, echo):
+async def test_the_last_bytes_of_a_server_still_arrive(proxy, echo):
     echo.greeting = b"y" * 3_000_000
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     writer.write_eof()
@@ -100,7 +100,7 @@ async def test_what_a_server_says_last_still_arrives(proxy, echo):
     writer.close()
 
 
-async def test_a_reply_is_cut_after_the_request_was_carried_out(proxy, connect, echo):
+async def test_a_reply_is_cut_after_its_request_has_run(proxy, connect, echo):
     client, other = await connect(), await connect()
     proxy.cut_replies(after=2)
     assert await client.ask(b"one\n") == b"ONE\n"
@@ -112,7 +112,7 @@ async def test_a_reply_is_cut_after_the_request_was_carried_out(proxy, connect, 
     assert await (await connect()).ask(b"four\n") == b"FOUR\n"
 
 
-async def test_all_that_was_sent_before_a_cut_is_carried_out(proxy, connect, echo):
+async def test_requests_sent_before_a_cut_run(proxy, connect, echo):
     client = await connect()
     proxy.cut_replies(when=b"2\n")
     client.writer.write(b"".join(b"%d\n" % n for n in range(2000)))
@@ -121,7 +121,7 @@ async def test_all_that_was_sent_before_a_cut_is_carried_out(proxy, connect, ech
     await eventually(lambda: len(echo.heard) == 2000)
 
 
-async def test_only_the_requests_that_are_meant_are_cut(proxy, connect, echo):
+async def test_only_matching_requests_are_cut(proxy, connect, echo):
     client = await connect()
     proxy.cut_replies(when=b"two")
     assert await client.ask(b"one\n") == b"ONE\n"
@@ -136,7 +136,7 @@ async def test_only_the_requests_that_are_meant_are_cut(proxy, connect, echo):
     assert proxy.counts.replies_cut == 4
 
 
-async def test_what_is_meant_is_found_although_it_is_torn(proxy, connect, echo):
+async def test_a_match_is_found_across_two_packets(proxy, connect, echo):
     client = await connect()
     proxy.cut_replies(when=b"needle")
     client.writer.write(b"nee")
@@ -157,7 +157,7 @@ async def test_a_request_that_is_cut_does_not_reach_the_server(proxy, connect, e
     assert proxy.counts.requests_cut == 1
 
 
-async def test_a_frozen_line_stays_open_and_is_silent_until_it_thaws(proxy, connect, echo):
+async def test_a_frozen_connection_stays_open_and_silent_until_it_is_resumed(proxy, connect, echo):
     old = await connect()
     assert await old.ask(b"one\n") == b"ONE\n"
     proxy.freeze()
@@ -171,7 +171,7 @@ async def test_a_frozen_line_stays_open_and_is_silent_until_it_thaws(proxy, conn
     await eventually(lambda: sorted(echo.heard) == [b"one\n", b"three\n", b"two\n"])
 
 
-async def test_a_freeze_can_spare_new_lines(proxy, connect):
+async def test_a_freeze_can_exclude_new_connections(proxy, connect):
     old = await connect()
     await old.ask(b"one\n")
     proxy.freeze(new=False)
@@ -181,7 +181,7 @@ async def test_a_freeze_can_spare_new_lines(proxy, connect):
         await asyncio.wait_for(old.reader.read(1), 0.1)
 
 
-async def test_all_lines_can_be_dropped_also_frozen_ones(proxy, connect):
+async def test_all_connections_can_be_dropped_even_frozen_ones(proxy, connect):
     clients = [await connect(), await connect()]
     for client in clients:
         await client.ask(b"hello\n")
@@ -194,7 +194,7 @@ async def test_all_lines_can_be_dropped_also_frozen_ones(proxy, connect):
     assert proxy.counts.dropped == 2
 
 
-async def test_it_can_refuse_and_accept_again(proxy, connect):
+async def test_a_proxy_can_refuse_connections_and_accept_them_again(proxy, connect):
     old = await connect()
     await old.ask(b"one\n")
     proxy.refuse()
@@ -205,7 +205,7 @@ async def test_it_can_refuse_and_accept_again(proxy, connect):
     assert await (await connect()).ask(b"three\n") == b"THREE\n"
 
 
-async def test_it_can_take_its_time(proxy, connect):
+async def test_a_proxy_can_delay_answers(proxy, connect):
     client = await connect()
     clock = asyncio.get_running_loop().time
     proxy.delay(0.05)
@@ -214,7 +214,7 @@ async def test_it_can_take_its_time(proxy, connect):
     assert clock() - before >= 0.1
 
 
-async def test_a_server_that_is_away_shows_as_a_reset(proxy, connect, echo):
+async def test_a_server_that_is_down_shows_as_a_reset(proxy, connect, echo):
     async with Proxy("127.0.0.1", proxy.port) as outer:
         proxy.refuse()
         client = Client(*await asyncio.open_connection("127.0.0.1", outer.port))
@@ -234,7 +234,7 @@ async def test_healing_ends_all_faults(proxy, connect):
     assert await (await connect()).ask(b"one\n") == b"ONE\n"
 
 
-async def test_leaving_it_lets_go_of_everything(echo):
+async def test_leaving_the_proxy_closes_all_connections(echo):
     async with Proxy("127.0.0.1", echo.port) as proxy:
         client = Client(*await asyncio.open_connection("127.0.0.1", proxy.port))
         await client.ask(b"one\n")

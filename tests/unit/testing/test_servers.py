@@ -44,7 +44,7 @@ def nobody_listens(port):
         return probe.connect_ex((HOST, port)) == errno.ECONNREFUSED
 
 
-def test_a_server_answers_as_soon_as_it_is_made_and_leaves_nothing_behind():
+def test_a_server_answers_when_it_is_started_and_leaves_no_files():
     with ValkeyServer() as server:
         assert server.command("PING") == "PONG"
         assert server.command("SET", "binary", b"\xff\x00\r\n") == "OK"
@@ -67,7 +67,7 @@ def test_a_password_and_a_socket_are_options_like_any_other(tmp_path):
         assert (tmp_path / "s").is_socket()
 
 
-def test_what_was_flushed_survives_a_kill():
+def test_flushed_data_survives_a_kill():
     with ValkeyServer(appendonly=True, appendfsync="always") as server:
         port, pid = server.port, server.pid
         server.command("SET", "kept", 1)
@@ -81,14 +81,14 @@ def test_what_was_flushed_survives_a_kill():
         assert server.pid != pid
 
 
-def test_what_was_not_kept_is_gone_after_a_restart():
+def test_unsaved_data_is_gone_after_a_restart():
     with ValkeyServer() as server:
         server.command("SET", "lost", 1)
         server.restart()
         assert server.command("GET", "lost") is None
 
 
-def test_a_paused_server_takes_connections_and_answers_nothing():
+def test_a_paused_server_accepts_connections_and_does_not_answer():
     with ValkeyServer() as server, socket.create_connection((HOST, server.port)) as link:
         server.pause()
         link.sendall(b"PING\r\n")
@@ -107,7 +107,7 @@ def test_a_paused_server_can_be_stopped():
         assert not server.alive
 
 
-def test_a_directory_that_was_given_stays(tmp_path):
+def test_a_given_directory_is_kept(tmp_path):
     directory = tmp_path / "data"
     with ValkeyServer(directory=directory, appendonly=True) as server:
         server.command("SET", "kept", 1)
@@ -117,12 +117,12 @@ def test_a_directory_that_was_given_stays(tmp_path):
         assert server.command("GET", "kept") == "1"
 
 
-def test_a_port_that_is_taken_is_said_to_be():
+def test_a_port_in_use_is_named():
     with ValkeyServer() as server, pytest.raises(ServerError, match=f"port {server.port} is in use"):
         ValkeyServer(port=server.port)
 
 
-def test_another_port_is_tried_when_somebody_was_faster(monkeypatch):
+def test_another_port_is_tried_if_the_first_was_taken_meanwhile(monkeypatch):
     with ValkeyServer() as first:
         free = servers.free_port()
         ports = iter([first.port, first.port, free])
@@ -144,7 +144,7 @@ def test_a_missing_program_is_named_with_its_cure(monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["ends", "is killed", "forks"])
-def test_a_server_goes_with_its_parent(how):
+def test_a_server_ends_with_its_parent(how):
     with subprocess.Popen([sys.executable, "-c", PARENT, how], stdout=subprocess.PIPE, text=True) as parent:
         port, directory, fork = parent.stdout.readline().split()
         try:
@@ -157,7 +157,7 @@ def test_a_server_goes_with_its_parent(how):
                 os.kill(int(fork), signal.SIGKILL)
 
 
-def test_a_cluster_is_whole_and_a_slot_can_change_hands():
+def test_a_cluster_serves_all_slots_and_can_move_one():
     with ValkeyCluster(3) as cluster:
         ports = [node.port for node in cluster.nodes]
         assert cluster.url(prefix="x") == "redis+cluster://" + ",".join(f"{HOST}:{p}" for p in ports) + "/0?prefix=x"

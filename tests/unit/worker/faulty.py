@@ -5,7 +5,7 @@ from collections import Counter, defaultdict, deque
 
 
 class FaultyStore:
-    """Passes everything on to `inner`, except where a fault waits for that operation."""
+    """Passes every call on to `inner`, unless a fault is set for that operation."""
 
     def __init__(self, inner, shared=None):
         self.inner = inner
@@ -13,7 +13,7 @@ class FaultyStore:
         self._faults, self.calls, self.batches, self.listening = self._shared
 
     def fail(self, op, error, times=1, *, after=False):
-        """Raise `error` for the next `times` calls of `op`; `after`: when they were carried out, the reply is lost."""
+        """Raise `error` in the next `times` calls of `op`; with `after` they run first, and their reply is lost."""
         self._faults[op].extend([(error, after)] * times)
 
     def hold(self, op):

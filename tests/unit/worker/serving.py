@@ -23,7 +23,7 @@ async def serving(queue, *jobs, **options):
 
 @asynccontextmanager
 async def run(worker):
-    """The worker runs inside the block; after it nothing of it is left."""
+    """The worker runs inside the block and has fully ended after it."""
     listening = worker._source.store.listening
     known = set(listening)
     before = (threads(), children())
@@ -47,7 +47,7 @@ def threads():
 
 
 def children():
-    """The processes that this one has started and that still are there."""
+    """The live processes that this one has started."""
     found = set()
     for one in Path("/proc/self/task").glob("*/children"):
         # The thread may have ended since.
@@ -74,7 +74,7 @@ async def until(queue, ticket, wanted=TERMINAL, *, patience=60.0):
 
 
 def heard(worker):
-    """Everything that the worker tells, as it comes: (name, job id)."""
+    """The worker's callbacks in order: (name, job id)."""
     told = []
     for name in ("completed", "failed", "retrying", "canceled", "stalled"):
         worker.on(name, lambda event: told.append((event.name, event.job.id)))

@@ -34,7 +34,7 @@ async def test_a_new_job_wakes_an_idle_worker_at_once(queue):
             await queue.enqueue_and_wait(nothing.message(), timeout=POLL_S / 2)
 
 
-async def test_a_job_that_comes_due_wakes_it(queue):
+async def test_a_job_that_becomes_due_wakes_an_idle_worker(queue):
     @job
     async def nothing() -> str:
         return "ran"
@@ -46,7 +46,7 @@ async def test_a_job_that_comes_due_wakes_it(queue):
     assert claimed - enqueued >= timedelta(seconds=0.3)
 
 
-async def test_a_hint_between_the_look_and_the_sleep_is_not_lost(queue, store):
+async def test_a_hint_between_the_claim_and_the_wait_is_not_lost(queue, store):
     @job
     async def nothing() -> str:
         return "ran"
@@ -68,7 +68,7 @@ async def test_a_hint_between_the_look_and_the_sleep_is_not_lost(queue, store):
         assert await late[0].wait(timeout=60) == "ran"
 
 
-async def test_jobs_are_not_claimed_ahead_while_handlers_are_slow(queue):
+async def test_jobs_are_not_prefetched_while_handlers_are_slow(queue):
     started = 0
     go_on = asyncio.Event()
 
@@ -88,7 +88,7 @@ async def test_jobs_are_not_claimed_ahead_while_handlers_are_slow(queue):
             await ticket.wait(timeout=60)
 
 
-async def test_short_jobs_are_claimed_ahead(queue, store):
+async def test_short_jobs_are_prefetched(queue, store):
     @job
     async def short() -> None:
         await asyncio.sleep(0)
@@ -128,7 +128,7 @@ async def test_queues_are_served_in_rotation(queue):
     assert abs(order[:10].count("a") - order[:10].count("b")) <= 2
 
 
-async def test_a_paused_queue_goes_on_when_it_is_resumed(queue, store):
+async def test_a_resumed_queue_is_served_again(queue, store):
     @job
     async def nothing() -> str:
         return "ran"

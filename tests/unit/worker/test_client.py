@@ -17,7 +17,7 @@ async def later(n: int = 0) -> int:
     return n
 
 
-async def test_an_async_handler_enqueues_by_the_queue_of_its_job(queue):
+async def test_an_async_handler_enqueues_through_the_queue_of_its_job(queue):
     @job
     async def first() -> list[str]:
         me = current_job()
@@ -56,7 +56,7 @@ async def test_a_plain_function_does_the_same_without_await(queue):
         assert found == [True, True, 2, "completed", ["queued", "refused"], True]
 
 
-async def test_an_event_loop_of_the_handlers_own_awaits_it_too(queue):
+async def test_a_handlers_own_event_loop_can_await_it_too(queue):
     @job
     def first() -> list[object]:
         async def inside() -> list[object]:
@@ -77,7 +77,7 @@ async def test_an_event_loop_of_the_handlers_own_awaits_it_too(queue):
         assert await queue.enqueue_and_wait(first.message(), timeout=10) == [4, "completed", True, "acme"]
 
 
-async def test_in_a_fleet_each_job_reaches_its_own_tenant(store):
+async def test_a_worker_for_all_tenants_enqueues_to_the_tenant_of_each_job(store):
     """[TENANT-1]"""
 
     @job
@@ -95,7 +95,7 @@ async def test_in_a_fleet_each_job_reaches_its_own_tenant(store):
 
 
 @pytest.mark.parametrize("definition", [process_jobs.enqueue_another, process_jobs.await_another])
-async def test_a_process_reaches_the_store_by_its_url(tmp_path, definition):
+async def test_a_job_in_a_process_opens_the_store_by_its_url(tmp_path, definition):
     async with Queue(f"file:{tmp_path}", tenant="acme") as queue:
         worker = Worker(queue, jobs=[definition])
         task = asyncio.create_task(worker.run(signals=False))
@@ -107,7 +107,7 @@ async def test_a_process_reaches_the_store_by_its_url(tmp_path, definition):
         await task
 
 
-async def test_a_process_of_a_worker_in_memory_says_why_it_has_no_client(queue):
+async def test_a_job_in_a_process_says_that_a_memory_store_cannot_be_opened(queue):
     definition = process_jobs.enqueue_another
     async with serving(queue, definition):
         job_ = await until(queue, await queue.enqueue(definition.message("x"), max_attempts=1), patience=30)
@@ -115,7 +115,7 @@ async def test_a_process_of_a_worker_in_memory_says_why_it_has_no_client(queue):
         assert "executor='process' cannot reach the worker's store" in job_.errors[0].message
 
 
-async def test_a_handler_that_is_run_again_enqueues_one_job_by_its_id(queue):
+async def test_a_repeated_handler_enqueues_one_job_by_its_id(queue):
     runs = []
 
     @job(retry=RetryPolicy(base=timedelta(0), jitter="none"))
@@ -130,7 +130,7 @@ async def test_a_handler_that_is_run_again_enqueues_one_job_by_its_id(queue):
     assert runs == ["queued", "duplicate"]
 
 
-def test_a_plain_call_has_no_queue_and_says_where_there_is_one():
+def test_a_plain_call_has_no_queue_and_says_where_to_find_one():
     for use in (lambda: current_job().client, lambda: current_job().enqueue(later.message())):
         with pytest.raises(InvalidOption, match="inline_queue"):
             use()

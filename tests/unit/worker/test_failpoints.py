@@ -5,13 +5,13 @@ from holdfast.core.errors import InvalidOption
 from holdfast.testing import failpoints
 
 
-def test_nothing_happens_at_a_step_that_is_not_armed():
+def test_an_unarmed_failpoint_does_nothing():
     failpoint.hit("some.step")
     with failpoints.armed("other.step"):
         failpoint.hit("some.step")
 
 
-def test_an_armed_step_acts_once_at_the_nth_passing():
+def test_an_armed_failpoint_acts_once_at_the_nth_hit():
     passed = []
     failpoints.arm("some.step", lambda: passed.append(1), nth=3)
     for _ in range(5):
@@ -19,7 +19,7 @@ def test_an_armed_step_acts_once_at_the_nth_passing():
     assert passed == [1]
 
 
-def test_a_step_can_raise():
+def test_a_failpoint_can_raise():
     failpoints.arm_spec("some.step:raise:2")
     failpoint.hit("some.step")
     with pytest.raises(failpoints.FailpointError, match=r"some\.step"):

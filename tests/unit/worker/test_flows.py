@@ -12,7 +12,7 @@ from holdfast.maintenance import coordinator
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-async def test_handlers_that_block_the_event_loop_cost_a_flow_no_lease(plain_url, monkeypatch):
+async def test_handlers_that_block_the_event_loop_do_not_cost_a_flow_its_lease(plain_url, monkeypatch):
     monkeypatch.setattr(coordinator, "LEASE_MS", 1_000)
 
     async def handler(_):
@@ -60,7 +60,7 @@ async def none() -> dict[str, object]:
     return await current_job().results()
 
 
-async def test_a_step_reads_the_results_that_it_waited_for_in_one_read(tmp_path, monkeypatch):
+async def test_a_step_reads_the_results_of_earlier_steps_in_one_call(tmp_path, monkeypatch):
     async with Queue(f"file:{tmp_path}", tenant="acme") as queue:
         flow = Flow("report")
         before = [flow.add(one.message(), name="one"), flow.add(two.message(), name="two")]
@@ -87,6 +87,6 @@ async def test_a_step_reads_the_results_that_it_waited_for_in_one_read(tmp_path,
         assert asked == [2]
 
 
-async def test_a_job_that_is_no_step_has_no_results_of_others():
+async def test_a_job_outside_a_flow_has_no_results_of_steps():
     with pytest.raises(InvalidOption, match="no step of a flow"):
         current_job().results()

@@ -99,12 +99,12 @@ def said_by(body, loop):
 
 
 @pytest.mark.parametrize("loop", RUNS)
-def test_a_python_handler_is_called_after_ours(loop):
+def test_an_earlier_python_signal_handler_is_called_after_ours(loop):
     assert said_by(PYTHON_HANDLER, loop) == [f"theirs {int(signal.SIGTERM)}", "restored True"]
 
 
 @pytest.mark.parametrize("loop", RUNS)
-def test_a_handler_of_the_event_loop_is_left_alone(loop):
+def test_a_signal_handler_of_the_event_loop_is_kept(loop):
     first, *rest = said_by(LOOP_HANDLER, loop)
     assert "own handler in the event loop" in first
     assert "SIGTERM" in first
@@ -112,15 +112,15 @@ def test_a_handler_of_the_event_loop_is_left_alone(loop):
 
 
 @pytest.mark.parametrize("loop", RUNS)
-def test_what_was_installed_meanwhile_stays(loop):
+def test_a_signal_handler_installed_meanwhile_stays(loop):
     assert said_by(REPLACED, loop) == ["restored True"]
 
 
 @pytest.mark.parametrize("loop", RUNS)
-def test_without_signals_nothing_is_touched(loop):
+def test_without_signals_no_handler_is_changed(loop):
     assert said_by(NO_SIGNALS, loop) == ["untouched True"]
 
 
 @pytest.mark.parametrize("loop", RUNS)
-def test_where_nobody_asked_for_them_they_end_the_worker(loop):
+def test_unhandled_signals_end_the_worker(loop):
     assert said_by(BY_DEFAULT, loop) == ["restored True"]

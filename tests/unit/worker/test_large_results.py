@@ -60,20 +60,20 @@ def large_in_thread() -> str:
 
 
 @pytest.mark.parametrize("definition", [large, large_in_thread])
-async def test_it_is_kept_as_a_blob_and_read_back(queue, blobs, definition):
+async def test_a_large_result_is_stored_as_a_blob_and_read_back(queue, blobs, definition):
     async with serving(queue, definition):
         assert await queue.enqueue_and_wait(definition.message(), timeout=10) == "x" * SIZE
     assert len(blobs.kept) == 1
 
 
-async def test_a_blob_store_that_is_away_for_a_moment_is_tried_again(queue, blobs, monkeypatch):
+async def test_a_blob_store_that_is_down_briefly_is_tried_again(queue, blobs, monkeypatch):
     monkeypatch.setattr("holdfast.maintenance.backoff.FIRST_S", 0.01)
     blobs.failures = 3
     async with serving(queue, large):
         assert await queue.enqueue_and_wait(large.message(), timeout=10) == "x" * SIZE
 
 
-async def test_a_blob_store_that_stays_away_is_a_failed_attempt(queue, blobs, monkeypatch):
+async def test_a_blob_store_that_stays_down_fails_the_attempt(queue, blobs, monkeypatch):
     monkeypatch.setattr("holdfast.maintenance.backoff.FIRST_S", 0.01)
     blobs.failures = 100
     async with serving(queue, large):
@@ -94,7 +94,7 @@ async def test_the_blob_of_a_refused_outcome_is_deleted(queue, store, blobs):
         await eventually(lambda: not blobs.kept)
 
 
-async def test_a_cancel_while_the_blob_is_written_ends_it(queue, blobs):
+async def test_a_cancel_ends_the_writing_of_a_blob(queue, blobs):
     blobs.gate = asyncio.Event()
     async with serving(queue, large) as worker:
         told = heard(worker)

@@ -48,7 +48,7 @@ async def test_short_jobs_are_never_renewed(queue, store):
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-async def test_a_canceled_handler_is_told_and_can_clean_up(queue, kind):
+async def test_a_canceled_handler_is_notified_and_can_clean_up(queue, kind):
     started, cleaned = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -78,7 +78,7 @@ async def test_a_canceled_handler_is_told_and_can_clean_up(queue, kind):
     assert (await queue.get("x")).state is JobState.CANCELED
 
 
-async def test_a_cancel_that_is_heard_of_before_its_job_arrives_is_told_at_once(tmp_path):
+async def test_a_cancel_noticed_before_its_job_arrives_takes_effect_at_once(tmp_path):
     """The event loop is blocked while the job is leased to the worker and canceled; its lease is renewed after 40 s."""
     url = f"file:{tmp_path}/data"
     cleaned = threading.Event()
@@ -117,7 +117,7 @@ async def test_a_cancel_that_is_heard_of_before_its_job_arrives_is_told_at_once(
         assert kinds == ["enqueued", "claimed", "canceled"]
 
 
-async def test_a_job_canceled_while_it_waits_its_turn_here_is_never_started(queue):
+async def test_a_prefetched_job_that_is_canceled_is_never_started(queue):
     started, go_on, ran = asyncio.Event(), asyncio.Event(), []
 
     @job
@@ -138,7 +138,7 @@ async def test_a_job_canceled_while_it_waits_its_turn_here_is_never_started(queu
     assert ran == [1]
 
 
-async def test_a_lease_that_ran_out_in_the_store_ends_the_handler(queue, store):
+async def test_a_lease_that_expired_in_the_store_ends_the_handler(queue, store):
     started, ended = asyncio.Event(), asyncio.Event()
     runs = []
 
@@ -168,7 +168,7 @@ async def test_a_lease_that_ran_out_in_the_store_ends_the_handler(queue, store):
     assert [item.outcome for batch in store.batches["finish"] for item in batch] == ["complete"]
 
 
-async def test_a_lease_that_cannot_be_renewed_is_over_by_the_own_clock(queue, store):
+async def test_a_lease_that_cannot_be_renewed_ends_by_the_workers_clock(queue, store):
     started, ended = asyncio.Event(), asyncio.Event()
 
     @job
@@ -192,8 +192,8 @@ async def test_a_lease_that_cannot_be_renewed_is_over_by_the_own_clock(queue, st
         assert not store.batches["finish"]
 
 
-async def test_a_lease_that_ran_out_in_a_suspend_is_over_when_the_machine_wakes_up(queue, store, monkeypatch):
-    """Timers stood still meanwhile: the next one is 20 minutes away."""
+async def test_a_lease_that_expired_during_a_suspend_is_over_at_the_resume(queue, store, monkeypatch):
+    """Timers were stopped meanwhile: the next one is 20 minutes away."""
     started, ended = asyncio.Event(), asyncio.Event()
 
     @job
@@ -217,7 +217,7 @@ async def test_a_lease_that_ran_out_in_a_suspend_is_over_when_the_machine_wakes_
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the clock of Linux")
-def test_leases_are_measured_by_the_clock_that_counts_time_in_suspend():
+def test_leases_are_measured_by_a_clock_that_includes_suspends():
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before <= boot_time() <= time.clock_gettime(time.CLOCK_BOOTTIME)
     here = Path(holdfast.__file__).parent
@@ -227,8 +227,8 @@ def test_leases_are_measured_by_the_clock_that_counts_time_in_suspend():
             assert not ("monotonic()" in line and ("sent" in line or "until" in line)), f"{path.name}: {line}"
 
 
-async def test_an_outcome_is_not_sent_when_the_lease_is_over(queue, store):
-    """The handler ends in time, but the store does not take the outcome until it is too late."""
+async def test_an_outcome_is_not_sent_after_its_lease_has_ended(queue, store):
+    """The handler ends in time, but the store accepts no outcome until it is too late."""
     done = asyncio.Event()
 
     @job(max_attempts=1)
@@ -271,7 +271,7 @@ async def test_a_hung_renewal_does_not_hide_the_end_of_the_lease(queue, store):
         worker._loop._heartbeat._loop.call_soon_threadsafe(gate.set)
 
 
-async def test_a_blocked_loop_is_not_kept_alive_past_the_timeout_of_its_job(queue, store, monkeypatch):
+async def test_a_handler_that_blocks_the_loop_is_not_renewed_past_its_timeout(queue, store, monkeypatch):
     monkeypatch.setattr("holdfast.worker.runner.TIMEOUT_GRACE_S", 0.2)
 
     @job(timeout=0.2, max_attempts=1)

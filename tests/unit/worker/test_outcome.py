@@ -26,7 +26,7 @@ def raised(error):
 
 
 @given(st.text(st.characters(exclude_categories=[]), max_size=5000), st.integers(0, 3000))
-def test_a_cleaned_text_can_be_kept_by_any_store(text, limit):
+def test_a_cleaned_text_can_be_stored_everywhere(text, limit):
     for clean in (outcome.clean, outcome.clean_end):
         kept = clean(text, limit) if limit else clean(text, 1)
         data = kept.encode()
@@ -41,7 +41,7 @@ def test_the_beginning_of_a_message_and_the_end_of_a_traceback_are_kept():
     assert outcome.clean_end("äöü", 3) == "ü"
 
 
-def test_handlers_steer_what_happens_next():
+def test_handlers_choose_the_outcome():
     assert outcome.raised(raised(ValueError("x"))).outcome == "retry"
     assert outcome.raised(raised(Permanent("x"))).outcome == "fail"
     later = outcome.raised(raised(RetryLater("x", delay=timedelta(seconds=1.5))))
@@ -49,7 +49,7 @@ def test_handlers_steer_what_happens_next():
     assert outcome.raised(raised(RetryLater("x", delay=-5))).delay_ms == 0
 
 
-def test_what_another_worker_may_be_able_to_read_is_left_to_it():
+def test_a_job_that_another_worker_may_decode_is_released():
     unknown = outcome.unreadable(raised(UnknownJobType("x")))
     assert (unknown.outcome, unknown.reason) == ("release", "unknown_type")
     unknown = outcome.unreadable(raised(UnknownCodec("x")))
@@ -64,8 +64,8 @@ def test_an_unknown_job_waits_a_tenth_of_its_age(age_s, delay_s, seen):
     assert (finish.outcome, finish.reason, finish.delay_ms) == ("release", "unknown_type", delay_s * 1000)
 
 
-def test_a_job_that_was_not_known_for_a_day_fails():
-    """Seen by workers that did not know it, that is: one that nobody was there for is not at its end."""
+def test_a_job_that_is_unknown_for_a_day_fails():
+    """The time counts from the first worker that did not know it: a job that no worker has claimed does not fail."""
     unknown = outcome.unreadable(UnknownJobType("x"))
     finish = outcome.for_another(unknown_to_a_worker(86_400, seen=True), unknown, DAY)
     assert (finish.outcome, finish.error.type) == ("fail", "UnknownJobType")
@@ -73,7 +73,7 @@ def test_a_job_that_was_not_known_for_a_day_fails():
 
 
 def unknown_to_a_worker(age_s, *, seen):
-    """A job that became visible so long ago, or was seen then by a worker that did not know it."""
+    """A job that became visible this long ago, or with `seen` was released then by a worker that did not know it."""
     now = 10 * DAY
     job = Job("acme", "q", "x", 1, Envelope("x", b"{}"), JobState.LEASED, now - age_s * 1000, 0, claimed_at=now)
     if seen:
@@ -81,11 +81,11 @@ def unknown_to_a_worker(age_s, *, seen):
     return ActiveJob(job, job.key, 1, 0.0, 0.0)
 
 
-def test_a_foreign_cancellation_says_so():
+def test_a_cancellation_by_other_code_says_so():
     assert "not by the worker" in outcome.describe(raised(asyncio.CancelledError())).message
 
 
-def test_a_deep_recursion_fits():
+def test_a_deep_recursion_is_described():
     def deep(n):
         return deep(n + 1)
 

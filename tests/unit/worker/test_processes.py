@@ -25,7 +25,7 @@ async def pid_in(path):
     return int(await eventually(lambda: path.exists() and path.read_text()))
 
 
-async def test_a_job_runs_in_another_process_which_is_used_again(queue):
+async def test_a_job_runs_in_another_process_which_is_reused(queue):
     async with serving(queue, jobs.pid, jobs.pid_async, jobs.facts):
         first = await queue.enqueue_and_wait(jobs.pid.message(), timeout=20)
         second = await queue.enqueue_and_wait(jobs.pid_async.message(), timeout=20)
@@ -35,7 +35,7 @@ async def test_a_job_runs_in_another_process_which_is_used_again(queue):
     assert not is_alive(first)
 
 
-async def test_jobs_at_once_have_a_process_each(queue, tmp_path):
+async def test_concurrent_jobs_have_a_process_each(queue, tmp_path):
     async with serving(queue, jobs.report_and_wait, concurrency=2, shutdown_grace=0):
         pids = set()
         for n in range(2):
@@ -76,13 +76,13 @@ async def test_the_death_of_one_child_harms_no_other(queue, tmp_path):
         assert told == [("failed", "x")]
 
 
-async def test_retry_later_in_a_child_gives_the_attempt_back(queue):
+async def test_retry_later_in_a_child_returns_the_attempt(queue):
     async with serving(queue, jobs.die):
         job_ = await until(queue, await queue.enqueue(jobs.die.message("later")), JobState.SCHEDULED, patience=20)
         assert job_.attempts == 0
 
 
-async def test_progress_comes_from_the_child(queue, tmp_path):
+async def test_progress_of_a_child_reaches_the_store(queue, tmp_path):
     async with serving(queue, jobs.report_and_wait, shutdown_grace=0):
         ticket = await queue.enqueue(jobs.report_and_wait.message(str(tmp_path / "done"), str(tmp_path / "started")))
         record = await eventually(lambda: queue.get(ticket.id), lambda record: record.progress is not None)
@@ -90,7 +90,7 @@ async def test_progress_comes_from_the_child(queue, tmp_path):
 
 
 @pytest.mark.parametrize("definition", [jobs.report_and_wait, jobs.async_and_wait])
-async def test_a_canceled_child_cleans_up_and_is_gone(queue, tmp_path, definition):
+async def test_a_canceled_child_cleans_up_and_ends(queue, tmp_path, definition):
     done, started = tmp_path / "done", tmp_path / "started"
     async with serving(queue, definition) as worker:
         told = heard(worker)
@@ -110,7 +110,7 @@ async def test_a_child_past_its_timeout_is_ended(queue, tmp_path):
         assert not started.exists() or not is_alive(int(started.read_text()))
 
 
-async def test_a_child_that_will_not_listen_is_killed(queue, tmp_path, monkeypatch):
+async def test_a_child_that_ignores_its_cancel_is_killed(queue, tmp_path, monkeypatch):
     monkeypatch.setattr("holdfast.worker.processes.TERM_S", 0.2)
     started = tmp_path / "started"
     worker = Worker(queue, jobs=[jobs.deaf], shutdown_grace=0)
@@ -121,7 +121,7 @@ async def test_a_child_that_will_not_listen_is_killed(queue, tmp_path, monkeypat
     assert (await queue.get("x")).state is JobState.READY
 
 
-async def test_a_hurry_does_not_wait_for_children(queue, tmp_path, monkeypatch):
+async def test_a_second_stop_does_not_wait_for_children(queue, tmp_path, monkeypatch):
     monkeypatch.setattr("holdfast.worker.processes.TERM_S", 60)
     started = tmp_path / "started"
     worker = Worker(queue, jobs=[jobs.deaf], shutdown_grace=60)
@@ -135,7 +135,7 @@ async def test_a_hurry_does_not_wait_for_children(queue, tmp_path, monkeypatch):
     assert (record.state, record.attempts) == (JobState.READY, 0)
 
 
-async def test_results_of_a_child_are_bounded_like_all(queue):
+async def test_results_of_a_child_have_the_usual_size_limit(queue):
     async with serving(queue, jobs.odd_result, jobs.large_result):
         states = {JobState.FAILED, JobState.RETRYING}
         odd = await until(queue, await queue.enqueue(jobs.odd_result.message()), states, patience=20)
@@ -173,7 +173,7 @@ if __name__ == "__main__":
 """
 
 
-async def test_a_job_of_the_main_program_is_found_by_its_child(tmp_path):
+async def test_a_child_finds_a_job_of_the_main_program(tmp_path):
     import sys
 
     program = tmp_path / "program.py"
@@ -209,7 +209,7 @@ async def test_the_child_of_a_killed_worker_ends(tmp_path):
 
 
 def _is_zombie(pid):
-    """Dead, and only not fetched: whoever inherits the orphans here may be slow."""
+    """Dead, although possibly not reaped: the process that inherits orphans here may be slow."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:

@@ -80,7 +80,7 @@ async def test_the_catch_all_gets_the_payload_of_jobs_without_a_type(queue):
         assert await queue.enqueue_and_wait({"any": "json"}, timeout=60) == {"got": {"any": "json"}}
 
 
-async def test_an_exception_is_a_failed_attempt_with_its_story(queue):
+async def test_an_exception_is_a_failed_attempt_with_its_traceback(queue):
     @job(retry=RetryPolicy(base=timedelta(hours=1), jitter="none"))
     async def explode() -> None:
         raise ValueError("no\x00t \ud800 good" + "x" * 5000)
@@ -99,7 +99,7 @@ async def test_an_exception_is_a_failed_attempt_with_its_story(queue):
     assert told == [("retrying", "x")]
 
 
-async def test_attempts_end_in_the_dead_letters(queue):
+async def test_a_job_without_attempts_left_becomes_a_dead_letter(queue):
     @job(max_attempts=3, retry=SOON)
     def explode() -> None:
         raise ValueError(current_job().attempt)
@@ -122,7 +122,7 @@ async def test_permanent_fails_at_once(queue):
         assert (job_.state, job_.reason, job_.attempts) == (JobState.FAILED, "permanent", 1)
 
 
-async def test_retry_later_gives_the_attempt_back(queue):
+async def test_retry_later_returns_the_attempt(queue):
     @job
     async def later() -> None:
         raise RetryLater("not yet", delay=timedelta(hours=1))
@@ -134,7 +134,7 @@ async def test_retry_later_gives_the_attempt_back(queue):
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), BaseException("x")])
 @pytest.mark.parametrize("in_thread", [False, True])
-async def test_what_a_handler_raises_does_not_end_the_worker(queue, error, in_thread):
+async def test_an_exception_of_a_handler_does_not_end_the_worker(queue, error, in_thread):
     @job(name="bad", max_attempts=1)
     async def bad() -> None:
         raise error
@@ -169,13 +169,13 @@ async def test_an_error_that_cannot_be_shown_is_still_a_failed_attempt(queue):
 
 
 async def put(queue, envelope, id="x"):
-    """Enqueue what no definition would make."""
+    """Enqueue a job that no definition would make."""
     await queue.store.enqueue([NewJob(JobKey("acme", "default", id), envelope)])
     return SimpleNamespace(id=id, queue="default")
 
 
-async def test_an_unknown_type_is_left_to_another_worker_without_a_count(queue, store, caplog):
-    """However often it comes here: with one attempt it would be dead in a deploy. [RETRY-6]"""
+async def test_an_unknown_type_is_released_without_counting_an_attempt(queue, store, caplog):
+    """It may be claimed here any number of times: with one attempt it would fail during a deploy. [RETRY-6]"""
     ran = asyncio.Event()
 
     @job
@@ -202,7 +202,7 @@ async def test_an_unknown_type_is_left_to_another_worker_without_a_count(queue, 
     assert [(line.fields["type"], line.fields["reason"]) for line in lines] == [("new", "unknown_type")]
 
 
-async def test_an_unknown_codec_or_version_is_left_to_another_worker(queue):
+async def test_an_unknown_codec_or_version_is_released(queue):
     @job(version=2)
     async def known(a: int) -> None: ...
 
@@ -218,7 +218,7 @@ async def test_an_unknown_codec_or_version_is_left_to_another_worker(queue):
             assert (job_.attempts, job_.errors, job_.released_for) == (0, [], "unknown_version")
 
 
-async def test_what_no_worker_knows_for_as_long_as_it_may_fails(queue):
+async def test_a_job_that_no_worker_knows_fails_after_the_limit(queue):
     @job
     async def known() -> None: ...
 
@@ -229,8 +229,8 @@ async def test_what_no_worker_knows_for_as_long_as_it_may_fails(queue):
         assert (job_.state, job_.reason, job_.errors[0].type) == (JobState.FAILED, "permanent", "UnknownCodec")
 
 
-async def test_a_lifespan_is_around_the_work(queue):
-    """Entered before the first claim, left when no job runs any more; what it raises ends the worker."""
+async def test_a_lifespan_surrounds_the_jobs(queue):
+    """It is entered before the first claim and left after the last job; an exception in it ends the worker."""
     said = []
 
     @contextlib.asynccontextmanager
@@ -259,7 +259,7 @@ async def test_a_lifespan_is_around_the_work(queue):
         await Worker(queue, jobs=[last], lifespan=broken).run(signals=False)
 
 
-async def test_a_payload_that_no_worker_can_read_fails_at_once(queue):
+async def test_a_payload_that_cannot_be_decoded_fails_at_once(queue):
     @job
     async def known(a: int) -> None: ...
 
@@ -281,7 +281,7 @@ UNKEEPABLE = {
 @pytest.mark.parametrize("kind", ["async", "thread"])
 @pytest.mark.parametrize("what", UNKEEPABLE)
 async def test_a_result_that_cannot_be_kept_fails_the_job_at_once(queue, what, kind):
-    """[RESULT-1] The handler has had its effect: with attempts left it is not run again."""
+    """[RESULT-1] The handler has had its effect: it is not run again, although attempts are left."""
     value, reason = UNKEEPABLE[what]
     runs = []
 
@@ -304,7 +304,7 @@ async def test_a_result_that_cannot_be_kept_fails_the_job_at_once(queue, what, k
     assert reason in error.message
 
 
-async def test_a_large_result_without_a_blob_store_fails_for_good(queue):
+async def test_a_large_result_without_a_blob_store_fails_permanently(queue):
     @job
     async def large() -> str:
         return "x" * 300_000
@@ -331,7 +331,7 @@ async def test_progress_reaches_the_store(queue):
         await ticket.wait(timeout=60)
 
 
-async def test_queues_are_those_of_the_jobs(queue):
+async def test_a_worker_serves_the_queues_of_its_jobs(queue):
     @job(queue="emails")
     async def one() -> None: ...
 
@@ -375,7 +375,7 @@ async def test_wrong_options_are_refused_with_the_reason(queue):
         Worker(queue, jobs=[one]).on("finished", print)
 
 
-async def test_callbacks_that_raise_harm_nothing(queue):
+async def test_callbacks_that_raise_do_not_affect_the_worker(queue):
     called = []
 
     @job
@@ -398,7 +398,7 @@ async def test_callbacks_that_raise_harm_nothing(queue):
     assert sorted(called) == ["async", "async", "sync", "sync"]
 
 
-async def test_a_store_given_by_its_url_is_opened_by_run_and_closed_after_it(tmp_path):
+async def test_run_opens_and_closes_a_store_given_by_its_url(tmp_path):
     ran = []
 
     @job
@@ -420,7 +420,7 @@ def fifos(store):
     return [path.name for path in (store / "notifications").iterdir()]
 
 
-async def test_a_worker_for_all_tenants_serves_them_in_turns(store):
+async def test_a_worker_for_all_tenants_gives_each_its_turns(store):
     order = []
 
     @job
@@ -438,7 +438,7 @@ async def test_a_worker_for_all_tenants_serves_them_in_turns(store):
     assert order == ["a", "b", "c"] * 5
 
 
-def test_one_job_where_a_list_is_meant_is_named(queue):
+def test_a_job_in_place_of_a_list_is_refused_by_name(queue):
     @job
     async def send() -> None: ...
 

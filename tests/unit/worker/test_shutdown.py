@@ -21,7 +21,7 @@ async def state_of(queue, id):
     return record.state, record.attempts
 
 
-async def test_running_jobs_finish_and_jobs_claimed_ahead_go_back(queue):
+async def test_running_jobs_finish_and_prefetched_jobs_are_released(queue):
     started, go_on = asyncio.Event(), asyncio.Event()
 
     @job
@@ -47,7 +47,7 @@ async def test_running_jobs_finish_and_jobs_claimed_ahead_go_back(queue):
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-async def test_after_the_grace_running_jobs_are_told_and_given_back(queue, kind):
+async def test_after_the_grace_period_running_jobs_are_canceled_and_released(queue, kind):
     started, cleaned = threading.Event(), threading.Event()
 
     @job(name="wait")
@@ -73,7 +73,7 @@ async def test_after_the_grace_running_jobs_are_told_and_given_back(queue, kind)
 
 
 class Deaf:
-    """A handler in a thread that does not look whether it should stop."""
+    """A handler in a thread that does not check whether it should stop."""
 
     def __init__(self):
         self.started, self.go_on, self.ended = threading.Event(), threading.Event(), threading.Event()
@@ -86,7 +86,7 @@ class Deaf:
 
 
 async def test_a_thread_that_does_not_stop_keeps_its_lease_until_it_ends(queue, store, monkeypatch, caplog):
-    """Given back it would run twice at a time. The end waits for it, renews the lease and says so."""
+    """Released, it would run twice at a time. The stop waits for it, renews the lease and logs that."""
     monkeypatch.setattr("holdfast.worker.shutdown.END_S", 0.01)
     deaf = Deaf()
     ticket = await queue.enqueue("charge a card", id="x")
@@ -105,7 +105,7 @@ async def test_a_thread_that_does_not_stop_keeps_its_lease_until_it_ends(queue, 
 
 
 @pytest.mark.parametrize("how", ["signal", "cancel"])
-async def test_told_twice_it_ends_without_giving_back_what_a_thread_still_runs(queue, monkeypatch, caplog, how):
+async def test_a_second_stop_ends_the_worker_without_releasing_jobs_of_running_threads(queue, monkeypatch, caplog, how):
     monkeypatch.setattr("holdfast.worker.shutdown.END_S", 0.01)
     deaf = Deaf()
     await queue.enqueue("charge a card", id="x")
@@ -125,7 +125,7 @@ async def test_told_twice_it_ends_without_giving_back_what_a_thread_still_runs(q
     assert await asyncio.to_thread(deaf.ended.wait, 20)
 
 
-async def test_a_job_that_is_canceled_while_the_end_waits_for_it_holds_nothing_up(queue, monkeypatch, caplog):
+async def test_a_job_canceled_during_the_stop_does_not_delay_it(queue, monkeypatch, caplog):
     monkeypatch.setattr("holdfast.worker.shutdown.END_S", 0.01)
     deaf = Deaf()
     ticket = await queue.enqueue("charge a card", id="x")
@@ -141,7 +141,7 @@ async def test_a_job_that_is_canceled_while_the_end_waits_for_it_holds_nothing_u
     assert await asyncio.to_thread(deaf.ended.wait, 20)
 
 
-async def test_a_signal_ends_it_gently_and_the_handlers_of_before_come_back(queue):
+async def test_a_signal_stops_the_worker_and_earlier_handlers_are_restored(queue):
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     started, go_on = asyncio.Event(), asyncio.Event()
 
@@ -164,7 +164,7 @@ async def test_a_signal_ends_it_gently_and_the_handlers_of_before_come_back(queu
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-async def test_the_second_signal_ends_it_at_once(queue):
+async def test_the_second_signal_stops_the_worker_at_once(queue):
     started = asyncio.Event()
 
     @job
@@ -195,7 +195,7 @@ async def test_a_signal_reaches_every_worker_of_the_process(queue):
     await asyncio.wait_for(asyncio.gather(*tasks), 15)
 
 
-async def test_cancelling_run_gives_everything_back_and_leaves_nothing(queue):
+async def test_canceling_run_releases_all_jobs_and_leaves_no_tasks(queue):
     started = asyncio.Event()
 
     @job
@@ -216,7 +216,7 @@ async def test_cancelling_run_gives_everything_back_and_leaves_nothing(queue):
     assert await state_of(queue, "y") == (JobState.READY, 0)
 
 
-async def test_starting_and_stopping_twice_is_harmless_and_it_can_run_again(queue):
+async def test_a_worker_can_be_stopped_twice_and_run_again(queue):
     @job
     async def nothing() -> str:
         return "ok"
@@ -232,7 +232,7 @@ async def test_starting_and_stopping_twice_is_harmless_and_it_can_run_again(queu
         await worker.stop()
 
 
-async def test_it_can_be_stopped_as_soon_as_it_was_started(queue):
+async def test_a_worker_can_be_stopped_right_after_its_start(queue):
     @job
     async def nothing() -> None: ...
 
@@ -241,7 +241,7 @@ async def test_it_can_be_stopped_as_soon_as_it_was_started(queue):
         pass
 
 
-async def test_a_stop_before_the_task_that_runs_it_has_begun_is_not_lost(queue):
+async def test_a_stop_before_run_has_begun_is_not_lost(queue):
     @job
     async def nothing() -> str:
         return "ok"
@@ -277,7 +277,7 @@ async def test_a_handler_and_a_callback_can_stop_their_worker(queue):
     await asyncio.wait_for(worker.run(signals=False), 15)
 
 
-async def test_jobs_of_a_claim_that_was_under_way_go_back(queue, store):
+async def test_jobs_of_a_claim_in_flight_are_released(queue, store):
     @job
     async def nothing() -> None: ...
 
@@ -293,7 +293,7 @@ async def test_jobs_of_a_claim_that_was_under_way_go_back(queue, store):
     assert await state_of(queue, "x") == (JobState.READY, 0)
 
 
-async def test_the_registry_knows_a_worker_while_it_runs(queue, store):
+async def test_a_worker_is_listed_as_live_while_it_runs(queue, store):
     @job
     async def nothing() -> None: ...
 
@@ -305,7 +305,7 @@ async def test_the_registry_knows_a_worker_while_it_runs(queue, store):
     assert await store.workers("acme") == []
 
 
-async def test_many_jobs_leave_no_trace_in_the_worker(queue):
+async def test_many_jobs_leave_no_objects_in_the_worker(queue):
     @job
     async def nothing() -> None: ...
 

@@ -18,7 +18,7 @@ def short_pauses(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("gone"), StoreBusy("busy"), OSError("cut"), ValueError("a bug")])
-async def test_claims_are_tried_again(queue, store, error):
+async def test_failed_claims_are_tried_again(queue, store, error):
     @job
     async def fine() -> str:
         return "ok"
@@ -47,7 +47,7 @@ async def test_outcomes_are_sent_until_they_are_accepted(queue, store, reply_los
     assert sum(event.kind == "completed" for event in events.events) == 20
 
 
-async def test_one_outcome_that_the_store_cannot_take_does_not_hold_up_the_others(queue, store):
+async def test_an_outcome_that_the_store_refuses_does_not_delay_the_others(queue, store):
     @job(max_attempts=1)
     async def fine(n: int) -> int:
         return n
@@ -80,7 +80,7 @@ async def test_a_store_with_other_data_ends_the_worker(queue, store):
         await asyncio.wait_for(Worker(queue, jobs=[fine]).run(signals=False), 15)
 
 
-async def test_a_mistake_inside_ends_the_worker_and_is_not_hidden(queue, monkeypatch):
+async def test_a_bug_in_the_worker_ends_it_and_is_raised(queue, monkeypatch):
     @job
     async def fine() -> None: ...
 
@@ -92,7 +92,7 @@ async def test_a_mistake_inside_ends_the_worker_and_is_not_hidden(queue, monkeyp
         await asyncio.wait_for(Worker(queue, jobs=[fine]).run(signals=False), 15)
 
 
-async def test_outcomes_gather_while_others_are_under_way(queue, store):
+async def test_outcomes_are_batched_while_others_are_in_flight(queue, store):
     ran = 0
 
     @job

@@ -32,7 +32,7 @@ async def files(folder, pattern, count):
     return await eventually(lambda: sorted(folder.glob(pattern)), lambda found: len(found) >= count, patience_s=60)
 
 
-async def test_it_ends_with_0_when_every_child_does(tmp_path):
+async def test_the_supervisor_exits_with_0_when_every_child_does(tmp_path):
     async with supervising(tmp_path, "ends") as process:
         assert await asyncio.wait_for(process.wait(), 60) == 0
     assert len(list(tmp_path.glob("?-*"))) == 2
@@ -55,14 +55,14 @@ async def test_dead_children_are_started_again(tmp_path):
         assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
-async def test_a_child_that_fails_at_its_end_is_told(tmp_path):
+async def test_a_child_that_fails_at_its_end_fails_the_supervisor(tmp_path):
     async with supervising(tmp_path, "fails") as process:
         await files(tmp_path, "ready-*", 2)
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 60) == 1
 
 
-async def test_the_second_signal_is_the_last_word(tmp_path):
+async def test_the_second_signal_ends_the_children_at_once(tmp_path):
     async with supervising(tmp_path, "deaf") as process:
         await files(tmp_path, "ready-*", 2)
         process.terminate()
@@ -72,7 +72,7 @@ async def test_the_second_signal_is_the_last_word(tmp_path):
         await files(tmp_path, "told-*-2", 2)
 
 
-async def test_children_end_gently_when_the_supervisor_is_killed(tmp_path):
+async def test_children_stop_gracefully_when_the_supervisor_is_killed(tmp_path):
     async with supervising(tmp_path, "waits") as process:
         await files(tmp_path, "ready-*", 2)
         process.kill()

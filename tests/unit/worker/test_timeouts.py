@@ -44,7 +44,7 @@ async def test_a_value_returned_after_the_timeout_does_not_count(queue):
         assert (job_.state, job_.reason) == (JobState.FAILED, "timeout")
 
 
-async def test_an_async_handler_that_will_not_end_is_reported_all_the_same(queue, monkeypatch):
+async def test_an_async_handler_that_ignores_its_timeout_is_still_reported(queue, monkeypatch):
     monkeypatch.setattr("holdfast.worker.runner.TIMEOUT_GRACE_S", 0.05)
     go_on = asyncio.Event()
 

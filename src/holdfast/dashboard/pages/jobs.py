@@ -12,7 +12,7 @@ from holdfast.core.names import check_id, check_type
 from holdfast.dashboard.page import Fragment, WebPage, of_queue
 from holdfast.dashboard.pages.queues import queue_page
 from holdfast.dashboard.view import View
-from holdfast.queue.inspect import states_of
+from holdfast.queue.filters import states_of
 from holdfast.store import PAGE_LIMIT, ListQuery
 
 SHOWN = 50

@@ -135,6 +135,32 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => { button.textContent = label }, 1500)
 })
 
+// Steps ---------------------------------------------------------------------------------------------------
+
+// A long run is a form that takes one step and answers with the form of the next one. It begins with a click, never
+// with an address alone; from then on each step sends the next, until the page is left.
+document.addEventListener("submit", async (event) => {
+  let form = event.target
+  if (!("steps" in form.dataset)) return
+  event.preventDefault()
+  const main = document.querySelector("main")
+  form.querySelector("button").disabled = true
+  try {
+    while (form !== null) {
+      const answer = await fetch(form.action, { method: "POST", body: new URLSearchParams(new FormData(form)) })
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html")
+      main.replaceChildren(...page.querySelector("main").children)
+      if (answer.redirected) history.replaceState(null, "", answer.url)
+      prepare(main)
+      form = answer.ok ? main.querySelector("form[data-steps]") : null
+      form?.querySelector("button").setAttribute("hidden", "")
+    }
+  } catch {
+    // The server is gone, or the page is left: the button goes on from here.
+    for (const button of main.querySelectorAll("form[data-steps] button")) { button.hidden = false; button.disabled = false }
+  }
+})
+
 // Keyboard ------------------------------------------------------------------------------------------------
 
 let isGoing = false

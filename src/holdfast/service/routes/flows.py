@@ -74,7 +74,7 @@ async def replay_flow(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     flow = await _found(call)
     await dead_letters.replay(call.connection, None, flow.key)
     item = answers.ReplayItem(id=flow.id, status="replayed")
-    return Reply(answers.Replays(tenant=call.tenant, items=[item], more=False))
+    return Reply(answers.Replays(tenant=call.tenant, items=[item], more=False, cursor=None))
 
 
 async def _found(call: ServiceCall[Any, Any]) -> Job:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from holdfast.core.budgets import TenantUsage
 from holdfast.core.errors import HoldfastError, InvalidOption
@@ -15,6 +16,7 @@ from holdfast.core.names import check_id, check_type
 from holdfast.jobs.options import instant_ms
 from holdfast.paging import name_cursor
 from holdfast.protocol import answers, requests
+from holdfast.queue import bulk
 from holdfast.queue import dead_letters as letters
 from holdfast.queue.ticket import Ticket
 from holdfast.service import views
@@ -23,7 +25,7 @@ from holdfast.service.errors import Refusal, info
 from holdfast.service.parsing import chosen
 from holdfast.service.routes.batches import ITEM_WORK, each_of_queue, pieces
 from holdfast.service.tokens import ADMIN, READ
-from holdfast.store import ListQuery, QueuePage
+from holdfast.store import ListQuery, Page, QueuePage
 
 
 async def queues(call: ServiceCall[None, requests.PageQuery]) -> Reply:
@@ -58,7 +60,7 @@ async def jobs(call: ServiceCall[None, requests.ListQuery]) -> Reply:
         call.tenant, call.queue, states, _type(query.type), cursor=query.cursor or None, limit=query.limit
     )
     page = await call.context.page(wanted, call.hold)
-    return Reply(answers.Jobs(jobs=await _shown(call, page.jobs), cursor=page.cursor))
+    return Reply(answers.Jobs(jobs=await shown(call, page.jobs), cursor=page.cursor))
 
 
 async def usage(call: ServiceCall[None, requests.NoQuery]) -> Reply:
@@ -85,31 +87,44 @@ async def dead_letters(call: ServiceCall[None, requests.DeadQuery]) -> Reply:
         call.tenant, call.queue, letters.FAILED, _type(query.type), query.error, query.cursor or None, query.limit
     )
     page = await call.context.page(wanted, call.hold)
-    return Reply(answers.DeadLetters(tenant=call.tenant, jobs=await _shown(call, page.jobs), cursor=page.cursor))
+    return Reply(answers.DeadLetters(tenant=call.tenant, jobs=await shown(call, page.jobs), cursor=page.cursor))
 
 
 async def replay(call: ServiceCall[requests.Replay, requests.NoQuery]) -> Reply:
     """Of concurrent replays of a job, one succeeds. [DEAD-1, STATE-3]"""
-    body, queue, more = call.body, call.queue, False
+    body, queue, cursor = call.body, call.queue, None
     if (body.ids is UNSET) == (body.where is UNSET):
         raise InvalidOption("ids", "give either ids or where")
-    if body.where is not UNSET:
-        wanted = ListQuery(
-            call.tenant, queue, letters.FAILED, _type(body.where.type), body.where.error, limit=requests.BATCH_LIMIT
-        )
-        page = await call.context.page(wanted, call.hold)
-        ids, more = [job.id for job in page.jobs], page.cursor is not None
-    else:
+    if body.where is UNSET:
+        if body.dry_run or body.cursor:
+            raise InvalidOption("ids", "dry_run and cursor go with where")
         ids = [check_id(id) for id in (() if body.ids is UNSET else body.ids)]
-    tickets = await letters.replay_many(call.connection, None, ids, queue, None, None)
-    return Reply(answers.Replays(tenant=call.tenant, items=[_replayed(ticket) for ticket in tickets], more=more))
+    else:
+        wanted = _dead(call, body.where.type, body.where.error, body.cursor)
+        if body.dry_run:
+            return Reply(
+                _counted(
+                    answers.Replays(tenant=call.tenant, items=[], more=False, cursor=None),
+                    await change_step(call, "replay", wanted),
+                )
+            )
+        page = await call.context.page(wanted, call.hold)
+        ids, cursor = [job.id for job in page.jobs], page.cursor
+    tickets = await letters.replay_many(call.connection, None, ids, queue)
+    items = [_replayed(ticket) for ticket in tickets]
+    return Reply(answers.Replays(tenant=call.tenant, items=items, more=cursor is not None, cursor=cursor))
 
 
 async def purge_dead_letters(call: ServiceCall[requests.Purge, requests.NoQuery]) -> Reply:
     """Those that failed before an instant, by default now. [DEAD-1]"""
     body = call.body
-    purged = await letters.purge_matching(call.connection, body.before, call.queue, _type(body.type), body.error)
-    return Reply(answers.Purged(tenant=call.tenant, purged=purged))
+    wanted = _dead(call, body.type, body.error, body.cursor)
+    if body.before is not None:
+        wanted = replace(wanted, until=max(0, instant_ms("before", body.before) + 1))
+    done = await change_step(call, "purge", wanted, dry_run=body.dry_run)
+    if body.dry_run:
+        return Reply(_counted(answers.Purged(tenant=call.tenant, purged=0, more=False, cursor=None), done))
+    return Reply(answers.Purged(tenant=call.tenant, purged=done.count, more=done.more, cursor=done.cursor))
 
 
 async def purge_jobs(call: ServiceCall[list[requests.PurgeJob | HoldfastError], requests.NoQuery]) -> Reply:
@@ -126,6 +141,32 @@ async def purge_jobs(call: ServiceCall[list[requests.PurgeJob | HoldfastError], 
 # Helpers ------------------------------------------------------------------------------------------
 
 
+async def change_step(
+    call: ServiceCall[Any, Any], action: bulk.Action, query: ListQuery, *, dry_run: bool = True
+) -> bulk.BulkStep:
+    """One step of a change by filter."""
+
+    def read(part: ListQuery) -> Awaitable[Page]:
+        return call.context.page(part, call.hold)
+
+    return await bulk.step(call.connection, action, query, read, dry_run=dry_run)
+
+
+def _dead(call: ServiceCall[Any, Any], type: str | None, error: str | None, cursor: str | None) -> ListQuery:
+    """The dead letters of the queue that match, the latest first: one that fails again is not met a second time."""
+    type, limit = _type(type), requests.BATCH_LIMIT
+    return ListQuery(call.tenant, call.queue, letters.FAILED, type, error, cursor or None, limit, newest=True)
+
+
+D = TypeVar("D", answers.Replays, answers.Purged)
+
+
+def _counted(answer: D, done: bulk.BulkStep) -> D:
+    answer.more, answer.cursor = done.more, done.cursor
+    answer.matching, answer.sample = done.count, [key.id for key in done.sample]
+    return answer
+
+
 async def _pause(call: ServiceCall[None, requests.NoQuery], *, paused: bool) -> Reply:
     await call.context.store.pause(call.tenant, call.queue, paused=paused)
     return Reply(answers.Paused(tenant=call.tenant, queue=call.queue, paused=paused))
@@ -136,12 +177,13 @@ def _type(name: str | None) -> str | None:
     return check_type(name) if name else name
 
 
-async def _shown(call: ServiceCall[None, Any], found: Sequence[Job]) -> list[answers.Job]:
-    shown: list[answers.Job] = []
+async def shown(call: ServiceCall[None, Any], found: Sequence[Job]) -> list[answers.Job]:
+    """The answer's view of these jobs."""
+    views_: list[answers.Job] = []
     for some in pieces(found):
         await call.context.turns.take(ITEM_WORK * len(some), call.tenant)
-        shown += [views.job(job) for job in some]
-    return shown
+        views_ += [views.job(job) for job in some]
+    return views_
 
 
 def _replayed(ticket: Ticket[object]) -> answers.ReplayItem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 from holdfast.core.errors import HoldfastError, InvalidName, StoreError
@@ -35,7 +35,7 @@ async def claim(call: ServiceCall[requests.Claim, requests.NoQuery]) -> Reply:
     request = ClaimRequest(call.tenant, queues, body.limit, lease_ms, worker_id, chance)
     if body.wait_s:
         call.wait()
-    with call.leaving() as gone:
+    with call.leaving() if body.wait_s else nullcontext() as gone:
         claimed, waited_s = await call.context.claim(request, body.wait_s, gone, call.hold)
     call.context.changes.take(call.tenant, len(claimed.jobs))
     # The token may have been revoked while the claim waited.
@@ -105,7 +105,7 @@ async def beat(call: ServiceCall[requests.Beat, requests.NoQuery]) -> Reply:
         for one in worker.types:
             call.caller.need_queue(one.queue)
             call.caller.need_queue(known.get(one.name, one).queue)
-    await call.context.types.admit(worker, call.context.budgets(call.tenant), lives=call.body.ttl_s > 0)
+    await call.context.types.admit(worker, call.context.budgets(call.tenant), is_alive=call.body.ttl_s > 0)
     await call.context.store.beat(worker, int(call.body.ttl_s * 1000))
     return Reply(answers.Beaten())
 

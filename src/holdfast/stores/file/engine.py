@@ -145,7 +145,7 @@ class Engine:
         return inbox
 
     def _drop_dead_inboxes(self) -> None:
-        """End the inboxes whose event loop was closed first: other processes would go on sending jobs to them."""
+        """End the inboxes whose event loop was closed first: other processes would continue to send jobs to them."""
         for inbox in list(self.inboxes.values()):
             if inbox.is_dead:
                 inbox.end()

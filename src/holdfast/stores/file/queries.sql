@@ -142,6 +142,18 @@ WHERE lane = ? AND state > {leased} AND (finished_at, seq) > (?, ?) ORDER BY fin
 -- name: list_dead
 SELECT {job} FROM jobs
 WHERE lane = ? AND state = {failed} AND (finished_at, seq) > (?, ?) ORDER BY finished_at, seq LIMIT ?;
+-- name: newest_waiting
+SELECT {job} FROM jobs WHERE lane = ?1 AND state < {leased} AND rank = ?5 AND visible_at BETWEEN ?2 AND ?3
+    AND (visible_at, seq) < (?3, ?4) ORDER BY visible_at DESC, seq DESC;
+-- name: newest_leased
+SELECT {job} FROM jobs WHERE +lane = ?1 AND state = {leased} AND deadline BETWEEN ?2 AND ?3
+    AND (deadline, seq) < (?3, ?4) ORDER BY deadline DESC, seq DESC;
+-- name: newest_ended
+SELECT {job} FROM jobs WHERE lane = ?1 AND state > {leased} AND finished_at BETWEEN ?2 AND ?3
+    AND (finished_at, seq) < (?3, ?4) ORDER BY finished_at DESC, seq DESC;
+-- name: newest_dead
+SELECT {job} FROM jobs WHERE lane = ?1 AND state = {failed} AND finished_at BETWEEN ?2 AND ?3
+    AND (finished_at, seq) < (?3, ?4) ORDER BY finished_at DESC, seq DESC;
 -- name: queues_of
 SELECT queue, paused OR waiting + leased + completed + failed + canceled > 0 FROM lanes
 WHERE tenant = ? AND queue > ? ORDER BY queue LIMIT ?;

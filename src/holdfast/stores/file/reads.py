@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
+from heapq import merge
 from itertools import islice, pairwise
+from operator import itemgetter
+from typing import Any
 
 import msgspec
 
@@ -16,9 +19,10 @@ from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, Gap, Gathered
 from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT, OTHERS_SCAN, Standing
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, NewJob, PurgeCount
+from holdfast.core.listing import Place, cursor_text
 from holdfast.core.names import check_id
 from holdfast.extensions import LogRange
-from holdfast.paging import BEHIND_ALL, QUEUES_LOOKED_AT, name_cursor, tenant_cursor, tenant_page_of
+from holdfast.paging import AFTER_ALL, QUEUES_READ, name_cursor, tenant_cursor, tenant_page_of
 from holdfast.store import (
     EventPage,
     ListQuery,
@@ -37,10 +41,8 @@ from holdfast.stores.file import rows
 from holdfast.stores.file.sql import AHEAD, ANY_VISIBLE, FUTURE, OLDEST_READY, SQL
 from holdfast.stores.file.transaction import clock
 
-SCAN = 10_000
-"""The most rows that one page scans before it returns what it has found."""
 EVENT_SCAN = 1000
-"""The same for a tenant's page of events, unless more are wanted."""
+"""The most events that one page scans for a tenant before it returns what it has found, unless more are wanted."""
 
 _OFFSET = re.compile(r"([0-9]{1,18})(\.[0-9]{1,10})?")
 
@@ -102,20 +104,24 @@ def key_holders(db: sqlite3.Connection, items: Sequence[NewJob]) -> list[str | N
 
 
 def list_jobs(db: sqlite3.Connection, query: ListQuery) -> Page:
-    """A page of jobs: waiting ones in claim order, then leased ones by deadline, then ended ones by time."""
+    """A page of jobs: waiting ones in claim order, then leased ones by deadline, then ended ones by time.
+
+    Or all of them by time.
+    """
     at = now(db)
     lane = _lane(db, query.tenant, query.queue, {})
     if lane is None:
         return Page([], None, at)
     jobs: list[Job] = []
     cursor = query.cursor
-    for scanned, (place, job) in enumerate(_walk(db, lane, query), 1):
+    walk = _walk_back if query.newest else _walk
+    for scanned, (place, job) in enumerate(walk(db, lane, query), 1):
         if query.matches(job, at):
             if len(jobs) == query.limit:
                 return Page(jobs, cursor, at)
             jobs.append(_shown(db, job, at))
             cursor = place
-        elif scanned >= SCAN:
+        elif scanned >= query.scan:
             return Page(jobs, place, at)
     return Page(jobs, None, at)
 
@@ -138,6 +144,27 @@ def _walk(db: sqlite3.Connection, lane: int, query: ListQuery) -> Iterator[tuple
         for row in db.execute(SQL[name], (lane, *position, -1)):
             place = ".".join(str(row[rows.COLUMN[column]]) for column in columns)
             yield f"{number}.{place}", rows.to_job(row, query.tenant, query.queue)
+
+
+def _walk_back(db: sqlite3.Connection, lane: int, query: ListQuery) -> Iterator[tuple[str, Job]]:
+    """The jobs of a lane by time, the latest first, each with its own cursor. Rows are read as they are needed."""
+    time, seq = query.before()
+    since, seq_column = query.since or 0, rows.COLUMN["seq"]
+
+    def walk(name: str, column: str, *rank: int) -> Iterator[tuple[Place, Any]]:
+        number = rows.COLUMN[column]
+        for row in db.execute(SQL[name], (lane, since, time, seq, *rank)):
+            yield (row[number], row[seq_column]), row
+
+    walks: list[Iterator[tuple[Place, Any]]] = []
+    if query.states & WAITING:
+        walks += [walk("newest_waiting", "visible_at", rank) for rank in range(10)]
+    if JobState.LEASED in query.states:
+        walks.append(walk("newest_leased", "deadline"))
+    if ended := query.states & TERMINAL:
+        walks.append(walk("newest_dead" if ended == frozenset({JobState.FAILED}) else "newest_ended", "finished_at"))
+    for place, row in merge(*walks, key=itemgetter(0), reverse=True):
+        yield cursor_text(place), rows.to_job(row, query.tenant, query.queue)
 
 
 def stats(db: sqlite3.Connection, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
@@ -182,21 +209,21 @@ def tenant_page(db: sqlite3.Connection, cursor: str | None, limit: int) -> Tenan
 def _with_jobs(db: sqlite3.Connection, after: tuple[str, str], limit: int) -> tuple[list[str], tuple[str, str] | None]:
     """The next tenants that have jobs, and where the scan stopped: None at the end."""
     names: list[str] = []
-    remaining = QUEUES_LOOKED_AT
+    remaining = QUEUES_READ
     if not after[1]:
-        after = (after[0], BEHIND_ALL)
+        after = (after[0], AFTER_ALL)
     while remaining > 0 and len(names) < limit:
         for tenant, queue, used in db.execute(SQL["lanes_behind"], (*after, remaining)):
             remaining -= 1
             after = (tenant, queue)
             if used:
                 names.append(tenant)
-                after = (tenant, BEHIND_ALL)
+                after = (tenant, AFTER_ALL)
                 break
         else:
             if remaining > 0:
                 return names, None
-    return names, (after[0], "" if after[1] == BEHIND_ALL else after[1])
+    return names, (after[0], "" if after[1] == AFTER_ALL else after[1])
 
 
 def purge_counts(db: sqlite3.Connection, tenant: str | None, cursor: str | None, limit: int) -> PurgePage:
@@ -353,12 +380,12 @@ def worker_page(db: sqlite3.Connection, tenant: str | None, cursor: str | None, 
     """A page of live workers. Scans up to `limit` workers."""
     found = db.execute(SQL["workers"], (name_cursor(cursor, check_id), limit)).fetchall()
     at = now(db)
-    living = [
+    live = [
         msgspec.structs.replace(_decode_worker(info), started_at=started_at, seen_at=seen_at)
         for _, expires_at, info, started_at, seen_at in found
         if expires_at > at
     ]
-    mine = [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+    mine = [worker for worker in live if tenant is None or worker.tenant in (None, tenant)]
     return WorkerPage(mine, found[-1][0] if len(found) == limit else None)
 
 

@@ -34,7 +34,7 @@ from holdfast.core.job import (
 )
 from holdfast.extensions import Deliver, LogRange
 from holdfast.opening import CommonOptions
-from holdfast.paging import pages
+from holdfast.paging import list_across, pages
 from holdfast.store import (
     ALL_HINTS,
     JOINING,
@@ -228,6 +228,8 @@ class FileStore:
         return await self._opened.read(lambda db: reads.key_holders(db, items))
 
     async def list(self, query: ListQuery) -> Page:
+        if not query.queue:
+            return await list_across(self, query)
         return await self._opened.read(lambda db: reads.list_jobs(db, query))
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:

@@ -1,6 +1,6 @@
 """Trimming: cut the log to its limits, each tenant's events separately. [EVENT-2]
 
-The remaining events of a chunk are written again in its place, in runs without a gap: every event keeps its number.
+The remaining events of a chunk are written back as one chunk for each run without a gap. Every event keeps its number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Transaction
 
 TRIM = 20_000
-"""About the most events that one call scans: it limits how long the lock is held."""
+"""About the most events that one call scans: this limits how long it holds the lock."""
 BATCH = 100
 """Chunks read at a time."""
 CHUNK_COST = 10

@@ -68,7 +68,7 @@ class HttpClient:
     def leave(self) -> None:
         """Close the sending side and keep reading, on a client that sends one request at a time.
 
-        An answer that is already on its way still arrives. The service releases jobs that it has not sent yet.
+        An answer in flight still arrives. The service releases jobs that it has not sent yet.
         """
         with contextlib.suppress(OSError, AttributeError):
             self._stream.get_extra_info("socket").shutdown(socket.SHUT_WR)

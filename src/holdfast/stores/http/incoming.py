@@ -26,8 +26,8 @@ from holdfast.core.job import (
     Result,
 )
 from holdfast.core.policy import KnownTypes, TypeInfo
-from holdfast.protocol import answers
-from holdfast.store import QueueStats
+from holdfast.protocol import answers, operating
+from holdfast.store import QueueStats, WorkerInfo
 from holdfast.stores.http.outgoing import EPOCH, Fence
 
 _ONE_MS = timedelta(milliseconds=1)
@@ -177,6 +177,14 @@ def stats(found: answers.QueueStats) -> QueueStats:
     now = (oldest or 0) + round((found.oldest_ready_age_s or 0.0) * 1000)
     counts = {state: found.counts.get(state, 0) for state in JobState}
     return QueueStats(found.queue, counts, oldest, found.paused, now)
+
+
+def worker(found: operating.LivingWorker) -> WorkerInfo:
+    """A worker. Of one that serves all tenants, a tenant does not learn where it is and what it holds."""
+    return WorkerInfo(
+        found.id, found.tenant, found.host or "", found.pid or 0, tuple(found.queues), found.concurrency,
+        found.held or 0, ms(found.started_at), ms(found.seen_at),
+    )  # fmt: skip
 
 
 def event(found: answers.Event) -> core_events.Event:

@@ -123,7 +123,7 @@ def finish(item: Finish) -> requests.Finish:
     """One acknowledgement. A result in the worker's own blob store fails the job: the service cannot read it."""
     result, error = item.result, item.error
     lost = result is not None and bool(result.blob)
-    said = requests.Finish(
+    sent = requests.Finish(
         queue=item.key.queue,
         id=item.key.id,
         token=_token(item.token),
@@ -133,12 +133,12 @@ def finish(item: Finish) -> requests.Finish:
         reason=item.reason,
     )
     if lost:
-        said.error = requests.JobError(type="ResultTooLarge", message=_NO_BLOBS)
+        sent.error = requests.JobError(type="ResultTooLarge", message=_NO_BLOBS)
     elif result is not None:
-        said.result, said.codec = value(result.data, result.codec), result.codec
+        sent.result, sent.codec = value(result.data, result.codec), result.codec
     if error is not None:
-        said.error = requests.JobError(type=error.type, message=error.message, traceback=error.traceback)
-    return said
+        sent.error = requests.JobError(type=error.type, message=error.message, traceback=error.traceback)
+    return sent
 
 
 class Fence(int):

@@ -12,6 +12,7 @@ from holdfast.core.errors import AccessRefused, JobNotFound, Unsupported
 from holdfast.core.explain import Explanation, Facts, Standing, explain
 from holdfast.core.job import Job, JobKey, JobState
 from holdfast.core.names import FLOWS
+from holdfast.core.times import moment
 from holdfast.paging import pages
 from holdfast.protocol import answers
 from holdfast.store import PAGE_LIMIT, EventPage, ListQuery, Page, PurgePage, QueuePage, QueueStats, Reader, TenantPage
@@ -57,18 +58,25 @@ class Reads(HttpSession):
 
     async def list(self, query: ListQuery) -> Page:
         self._check(query.tenant)
-        wanted = {"limit": str(query.limit), "type": query.type, "cursor": query.cursor}
-        if query.error is not None:
-            if query.states != _FAILED:
-                raise Unsupported("searching jobs of other states than failed by error; ask for state failed", "http")
-            path, wanted["error"] = "dead-letters", query.error
-        else:
-            path = "jobs"
-            wanted["state"] = None if query.states == _ALL else ",".join(sorted(query.states))
-            if not query.states:
-                return Page([], None, 0)
+        wanted: dict[str, str | None] = {"limit": str(query.limit), "type": query.type, "cursor": query.cursor}
+        if query.newest:
+            bounds = {"since": query.since, "until": query.until}
+            wanted |= {name: None if at is None else moment(at).isoformat() for name, at in bounds.items()}
+            wanted |= {"queue": query.queue or None, "error": query.error, "id": query.id}
+            return await self._page("/v1/jobs", query.states, wanted)
+        if query.error is None:
+            return await self._page(f"{queue_path(query.queue)}/jobs", query.states, wanted)
+        if query.states != _FAILED:
+            raise Unsupported("a list in claim order of jobs with an error that have not failed; list by time", "http")
+        return await self._page(f"{queue_path(query.queue)}/dead-letters", _ALL, {**wanted, "error": query.error})
+
+    async def _page(self, path: str, states: frozenset[JobState], wanted: dict[str, str | None]) -> Page:
+        if not states:
+            return Page([], None, 0)
+        if states != _ALL:
+            wanted["state"] = ",".join(sorted(states))
         parameters = {name: value for name, value in wanted.items() if value is not None}
-        page = await self._client.call("GET", f"{queue_path(query.queue)}/{path}", answers.Jobs, query=parameters)
+        page = await self._client.call("GET", path, answers.Jobs, query=parameters)
         return Page([incoming.job(job) for job in page.jobs], page.cursor, int(time.time() * 1000))
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +17,8 @@ from holdfast.core.errors import InvalidOption, Unsupported
 from holdfast.core.job import TERMINAL, Job, JobKey
 from holdfast.core.policy import KnownTypes
 from holdfast.extensions import Deliver
-from holdfast.protocol import answers
+from holdfast.paging import pages
+from holdfast.protocol import answers, operating
 from holdfast.store import (
     ALL_HINTS,
     PAGE_LIMIT,
@@ -169,13 +171,13 @@ class HttpStore(HttpJobs, Reads, HttpSchedules):
         return incoming.known_types(types, queues)
 
     async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
-        self._check(tenant)
-        raise Unsupported("listing workers; ask the store: `holdfast workers`", "http")
+        return [worker async for page in pages(partial(self.worker_page, tenant)) for worker in page.workers]
 
     async def worker_page(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> WorkerPage:
-        del cursor, limit
         self._check(tenant)
-        raise Unsupported("listing workers; ask the store: `holdfast workers`", "http")
+        query = {"limit": str(limit)} if cursor is None else {"limit": str(limit), "cursor": cursor}
+        page = await self._client.call("GET", "/v1/workers", operating.Workers, query=query)
+        return WorkerPage([incoming.worker(one) for one in page.workers], page.cursor)
 
     async def reap(self, limit: int, random: float) -> Reaped:
         del limit, random

@@ -11,7 +11,7 @@ The parts:
     jobs, queues    the job records; per queue name: what is ready, what is due later, whose turn it is
     heaps           a heap whose entries can become stale
 
-What is not about jobs is in `holdfast.tables`: keys, the event log, settings, workers, notifications, the clock.
+Everything but jobs is in `holdfast.tables`: keys, the event log, settings, workers, notifications, the clock.
 """
 
 from __future__ import annotations

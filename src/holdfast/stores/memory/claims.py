@@ -1,4 +1,4 @@
-"""Claiming jobs, and ending leases that have run out."""
+"""Claiming jobs, and ending expired leases."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _lease(tables: Tables, job: Job, request: ClaimRequest, now: int) -> Job:
 
 
 def _next_at(tables: Tables, request: ClaimRequest) -> int | None:
-    """When the next job of these queues becomes due, or the next lease runs out. [CLAIM-3]"""
+    """When the next job of these queues becomes due, or the next lease expires. [CLAIM-3]"""
     indexes = (tables.jobs.queues.get(queue) for queue in request.queues)
     due = (index.later.first() for index in indexes if index is not None)
     soonest = (entry[0] for entry in (*due, tables.jobs.leases.first()) if entry is not None)

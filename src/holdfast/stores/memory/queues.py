@@ -128,7 +128,7 @@ class QueueIndex:
         self.entering.clear()
 
     def pause(self, tenant: str) -> None:
-        """Stop handing out a tenant's jobs: it leaves the turns at once, and enters them anew when it resumes."""
+        """Stop handing out a tenant's jobs. It leaves the turns at once, and enters them again when it resumes."""
         self.turns = [turn for turn in self.turns if turn[1] != tenant]
         heapify(self.turns)
         self.tenants[tenant].paused = True

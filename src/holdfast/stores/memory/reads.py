@@ -25,9 +25,10 @@ def standing(tables: Tables, key: JobKey, now: int) -> Standing | None:
 
 
 def list_jobs(tables: Tables, query: ListQuery, now: int) -> Page:
-    """A page of one queue's jobs."""
-    tenant_queue = tables.jobs.find_queue(query.tenant, query.queue)
-    return list_page(tenant_queue.jobs.values() if tenant_queue else (), query, now)
+    """A page of one queue's jobs, or of all queues."""
+    names = [query.queue] if query.queue else queue_names(tables, query.tenant)
+    found = (tables.jobs.find_queue(query.tenant, name) for name in names)
+    return list_page((job for one in found if one is not None for job in one.jobs.values()), query, now)
 
 
 def stats(tables: Tables, tenant: str, queues: Sequence[str] | None, now: int) -> list[QueueStats]:

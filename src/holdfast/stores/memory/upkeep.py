@@ -1,4 +1,4 @@
-"""Pausing queues, and forgetting what is past its retention."""
+"""Pausing queues, and forgetting jobs past their retention."""
 
 from __future__ import annotations
 

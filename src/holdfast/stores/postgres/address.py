@@ -4,7 +4,7 @@
     postgresql:///DATABASE?host=/run/postgresql                                    by a socket in the file system
 
 Options of our own are taken out; `host`, `user`, `password`, `sslmode` and the other words of libpq that the driver
-knows go on to it as they are. This module reads text and opens nothing.
+knows are passed to it unchanged. This module reads text and opens nothing.
 """
 
 from __future__ import annotations

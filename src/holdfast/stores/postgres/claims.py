@@ -79,7 +79,7 @@ class Claims:
         except StoreError:
             if not jobs:
                 raise
-            at = jobs[-1].claimed_at or 0  # Keep the leases that were granted, and look again for the rest.
+            at = jobs[-1].claimed_at or 0  # Keep the leases that were granted, and claim the rest again.
             return Claimed(jobs, at, at + 1)
 
     async def _rounds(self, request: ClaimRequest, parts: list[Part], jobs: list[Job]) -> int:
@@ -261,7 +261,7 @@ class Claims:
         return any(lane not in part.exhausted for lane in lanes)
 
     async def _next_at(self, parts: list[Part], now: int) -> int | None:
-        """When a claim that came back short should look again. [CLAIM-3]"""
+        """When to claim again after a claim with fewer jobs than its limit. [CLAIM-3]"""
         times: list[int] = []
         cache = self._cache
         if cache.next_deadline is not None and cache.next_deadline <= now:

@@ -295,7 +295,7 @@ class PostgresClient:
             connection.terminate()
 
     async def close(self) -> None:
-        """Close every connection. Calls under way fail. Twice is harmless."""
+        """Close every connection. Calls in flight fail. Twice is harmless."""
         self._closed = True
         idle, self._idle = self._idle, []
         self._count -= len(idle)

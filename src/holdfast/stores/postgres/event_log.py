@@ -12,9 +12,9 @@ from holdfast.stores.postgres import log, log_reads
 from holdfast.stores.postgres.transactions import Transactions, retry_stale
 
 HELD_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04)
-"""The pauses between reads of the log while an open transaction holds up further events."""
+"""The pauses between reads of the log while an open transaction delays further events."""
 HELD_S = 0.25
-"""When listeners read the log again after an open transaction has held up the rest."""
+"""When listeners read the log again after an open transaction has delayed the rest."""
 
 
 class EventLog:
@@ -71,7 +71,7 @@ class EventLog:
         return await retry_stale(lambda: log_reads.bounds(transactions.client, transactions.cache, after, most, last))
 
     async def written(self) -> str:
-        """Where the log ends, including events that an open transaction holds up."""
+        """Where the log ends, including events that an open transaction delays."""
         transactions = self._transactions
         return str(await retry_stale(lambda: log_reads.written(transactions.client, transactions.cache)))
 

@@ -78,7 +78,7 @@ class PostgresInbox:
         """Jobs that were released because they did not arrive. If one arrives later, it is ignored."""
         self._came = asyncio.Event()
         self._registering = asyncio.Lock()
-        """`close` waits for a registration that is under way."""
+        """`close` waits for a registration in progress."""
         self._closing = False
         self._channel = listener.open_inbox(self._take)
 

@@ -240,7 +240,7 @@ class Listener:
             try:
                 yield
             except AttributeError as error:
-                # The driver raises it if a connection ends while a statement is under way.
+                # The driver raises it if a connection ends during a statement.
                 if not connection.is_closed():
                     raise
                 raise ConnectionResetError("the connection was ended") from error

@@ -102,8 +102,8 @@ def columns(row: Mapping[str, Any], start: int, stop: int, names: Callable[[int]
     """The events of a row after the `start`-th of its call, up to the `stop`-th."""
     kinds, lanes, first = row["kinds"], row["lanes"], row["first"]
     known = {lane: names(lane) for lane in set(lanes)}
-    said = (row[name] for name in ("kinds", "xs", "ys", "zs", "more"))
-    alike = all(column is None or len(column) == 1 for column in said)
+    values = (row[name] for name in ("kinds", "xs", "ys", "zs", "more"))
+    alike = all(column is None or len(column) == 1 for column in values)
     whole = EventColumns(
         row["count"], Numbered(f"{row['epoch']}.{row['xid']}.{row['n']}.", first + 1, ""),
         [EVENT_KINDS[kind] for kind in kinds], [known[lane][0] for lane in lanes],

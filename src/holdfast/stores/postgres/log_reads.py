@@ -34,7 +34,7 @@ class Ends:
         last = Position(*(row[name] or 0 for name in ("epoch", "xid", "n", "count")))
         self.end = max(last, self.trimmed, _beginning(row["begins"] or (0, 0)))
         self.held: bool = row["held"]
-        """Whether an open transaction holds up further events."""
+        """Whether an open transaction delays further events."""
         self._gap: list[int] | None = row["gap"]
 
     def check(self, position: Position, cut: Position) -> None:
@@ -69,7 +69,7 @@ async def ends(client: PostgresClient, cache: LaneCache, after: Position = END) 
 async def events(
     client: PostgresClient, cache: LaneCache, tenant: str | None, after: str | None, limit: int
 ) -> tuple[EventPage, bool]:
-    """Events after an offset, and whether an open transaction holds up more. [EVENT-2, EVENT-3]"""
+    """Events after an offset, and whether an open transaction delays more. [EVENT-2, EVENT-3]"""
     while True:
         start, found, gaps = await _begin(client, cache, after, tenant)
         page, reached = await _page(client, cache, tenant, start, found, limit)
@@ -141,7 +141,7 @@ async def bounds(
 
 
 async def written(client: PostgresClient, cache: LaneCache) -> Position:
-    """Where the log ends, including events that an open transaction holds up."""
+    """Where the log ends, including events that an open transaction delays."""
     rows = await client.rows("log_written", repeat=True)
     return max([(await ends(client, cache)).end, *(Position(*row.values()) for row in rows)])
 

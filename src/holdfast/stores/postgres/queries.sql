@@ -7,7 +7,7 @@ SELECT coalesce({s}.now_ms(), {s}.no_data());
 UPDATE {s}.meta SET shift = shift + $1;
 -- name: meta
 SELECT frozen_at IS NOT NULL AS frozen, epoch FROM {s}.meta;
--- Identifies the data. It changes when the schema is made anew, and after a crash, a failover, a restore and a restart.
+-- Identifies the data. It changes when the schema is recreated, and after a crash, a failover, a restore and a restart.
 -- name: data_id
 SELECT {s}.data_id();
 -- name: check_cache
@@ -316,6 +316,21 @@ SELECT {cold} FROM {s}.done WHERE lane = $2 AND (finished_at, seq) > ($3, $4) AN
 -- name: list_dead
 SELECT {cold} FROM {s}.done WHERE lane = $2 AND state = {state:failed} AND (finished_at, seq) > ($3, $4) AND queue_id = $1
     AND {check_cache:6} ORDER BY finished_at, seq LIMIT $5;
+-- Lists by time, the latest first. Those of the ten priorities are merged.
+-- name: newest_waiting
+SELECT j.* FROM generate_series(0, 9) AS r (rank) CROSS JOIN LATERAL (
+    SELECT {hot} FROM {s}.jobs WHERE queue_id = $1 AND lane = $2 AND state < {state:leased} AND jobs.rank = r.rank
+        AND (visible_at, seq) < ($3, $4) AND visible_at >= $5 ORDER BY visible_at DESC, seq DESC LIMIT $6
+) j WHERE {check_cache:7} ORDER BY visible_at DESC, seq DESC LIMIT $6;
+-- name: newest_leased
+SELECT {hot} FROM {s}.jobs WHERE lane = $2 AND state = {state:leased} AND (deadline, seq) < ($3, $4) AND deadline >= $5
+    AND queue_id = $1 AND {check_cache:7} ORDER BY deadline DESC, seq DESC LIMIT $6;
+-- name: newest_ended
+SELECT {cold} FROM {s}.done WHERE lane = $2 AND (finished_at, seq) < ($3, $4) AND finished_at >= $5 AND queue_id = $1
+    AND {check_cache:7} ORDER BY finished_at DESC, seq DESC LIMIT $6;
+-- name: newest_dead
+SELECT {cold} FROM {s}.done WHERE lane = $2 AND state = {state:failed} AND (finished_at, seq) < ($3, $4)
+    AND finished_at >= $5 AND queue_id = $1 AND {check_cache:7} ORDER BY finished_at DESC, seq DESC LIMIT $6;
 -- name: queues_after
 SELECT lane, queue, paused FROM {s}.lanes WHERE tenant = $1 AND queue > $2 ORDER BY queue LIMIT $3;
 -- name: queues_named

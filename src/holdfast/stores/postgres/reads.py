@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import cast
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
 
 from msgspec.json import Decoder
 from msgspec.structs import replace
@@ -12,8 +13,9 @@ from holdfast.core import lifecycle
 from holdfast.core.errors import InvalidOption
 from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT, OTHERS_SCAN, Standing
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, NewJob, PurgeCount
+from holdfast.core.listing import GROWTH, Place, cursor_text
 from holdfast.core.names import check_id
-from holdfast.paging import BEHIND_ALL, QUEUES_LOOKED_AT, name_cursor, tenant_cursor, tenant_page_of
+from holdfast.paging import AFTER_ALL, QUEUES_READ, Part, merged, name_cursor, tenant_cursor, tenant_page_of
 from holdfast.store import (
     PAGE_LIMIT,
     ListQuery,
@@ -29,8 +31,6 @@ from holdfast.stores.postgres import rows, usage
 from holdfast.stores.postgres.connection import PostgresClient
 from holdfast.stores.postgres.lanes import LaneCache, TenantLane
 
-SCAN_LIMIT = 10_000
-"""The most jobs that one page of a list reads."""
 MAX_ROWS = 500
 """The most jobs that one statement reads."""
 
@@ -127,8 +127,7 @@ async def key_holders(client: PostgresClient, cache: LaneCache, items: Sequence[
 
 
 async def list_jobs(client: PostgresClient, cache: LaneCache, query: ListQuery) -> Page:
-    """A page: waiting in claim order, then leased by deadline, then ended by time."""
-    start, after = _parse_cursor(query.cursor)
+    """A page: waiting in claim order, then leased by deadline, then ended by time; or all by time."""
     now = await client.value("now", repeat=True)
     lane = await lane_of(client, cache, query.tenant, query.queue)
     if lane is None:
@@ -136,22 +135,24 @@ async def list_jobs(client: PostgresClient, cache: LaneCache, query: ListQuery) 
     jobs: list[Job] = []
     cursor = query.cursor
     scanned = 0
-    async for position, job in _walk(client, lane, cache.fingerprint([lane]), query, start, after):
+    walk = _walk_back if query.newest else _walk
+    async for position, job in walk(client, lane, cache.fingerprint([lane]), query):
         scanned += 1
         if query.matches(job, now):
             if len(jobs) == query.limit:
                 return Page(jobs, cursor, now)
             jobs.append(_shown(job, now))
             cursor = position
-        elif scanned >= SCAN_LIMIT:
+        elif scanned >= query.scan:
             return Page(jobs, position, now)
     return Page(jobs, None, now)
 
 
 async def _walk(
-    client: PostgresClient, lane: TenantLane, fingerprint: str, query: ListQuery, start: int, after: tuple[int, ...]
+    client: PostgresClient, lane: TenantLane, fingerprint: str, query: ListQuery
 ) -> AsyncIterator[tuple[str, Job]]:
     """The jobs of a lane from the cursor on, each with the cursor of its position."""
+    start, after = _parse_cursor(query.cursor)
     for number, (name, states, first, columns) in enumerate(_SEGMENTS):
         if number < start or not query.states & states:
             continue
@@ -169,6 +170,32 @@ async def _walk(
                 break
 
 
+async def _walk_back(
+    client: PostgresClient, lane: TenantLane, fingerprint: str, query: ListQuery
+) -> AsyncIterator[tuple[str, Job]]:
+    """The jobs of a lane by time, the latest first, each with its own cursor."""
+    sizes: dict[str, int] = {}
+    lists: list[tuple[str, str]] = []
+    if query.states & WAITING:
+        lists.append(("newest_waiting", "visible_at"))
+    if JobState.LEASED in query.states:
+        lists.append(("newest_leased", "deadline"))
+    if ended := query.states & TERMINAL:
+        lists.append(("newest_dead" if ended == _DEAD else "newest_ended", "finished_at"))
+
+    async def read(statement: str, column: str, before: Place) -> Part[Mapping[str, Any]]:
+        size = min(sizes.get(statement, query.limit + 1), MAX_ROWS)
+        bounds = (lane.queue_id, lane.number, *before, query.since or 0, size)
+        found = await client.rows(statement, *bounds, fingerprint, repeat=True)
+        sizes[statement] = size * GROWTH  # Few match: read more at once.
+        items = [((row[column], row["seq"]), row) for row in found]
+        return items, items[-1][0] if len(items) == size else None
+
+    async for place, row in merged([partial(read, *one) for one in lists], query.before()):
+        if row is not None:
+            yield cursor_text(place), rows.to_job(row, query.tenant, query.queue)
+
+
 async def queue_page(
     client: PostgresClient, cache: LaneCache, tenant: str, cursor: str | None, limit: int
 ) -> QueuePage:
@@ -183,11 +210,11 @@ async def tenant_page(client: PostgresClient, cursor: str | None, limit: int) ->
     """Tenants with jobs or settings. Reads a bounded number of queues."""
     tenant, queue = tenant_cursor(cursor)
     limit = min(limit, PAGE_LIMIT)
-    arguments = (tenant, queue or BEHIND_ALL, BEHIND_ALL, limit, QUEUES_LOOKED_AT)
+    arguments = (tenant, queue or AFTER_ALL, AFTER_ALL, limit, QUEUES_READ)
     looks = await client.rows("lanes_after", *arguments, repeat=True)
     names = [row["tenant"] for row in looks if row["used"]]
     stop: tuple[str, str] | None = None
-    if len(names) == limit or len(looks) == QUEUES_LOOKED_AT:
+    if len(names) == limit or len(looks) == QUEUES_READ:
         last = looks[-1]
         stop = (last["tenant"], "" if last["used"] else last["queue"])
     again = tenant if queue else None  # The last page did not finish this tenant.
@@ -206,12 +233,12 @@ async def worker_page(client: PostgresClient, tenant: str | None, cursor: str | 
     """Live workers, among up to PAGE_LIMIT that are read."""
     limit = min(limit, PAGE_LIMIT)
     found = await client.rows("workers", name_cursor(cursor, check_id), limit, repeat=True)
-    living = [
+    live = [
         replace(_decode_worker(row["info"]), started_at=row["started_at"], seen_at=row["seen_at"])
         for row in found
         if row["lives"]
     ]
-    mine = [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+    mine = [worker for worker in live if tenant is None or worker.tenant in (None, tenant)]
     return WorkerPage(mine, found[-1]["worker_id"] if len(found) == limit else None)
 
 

@@ -33,7 +33,7 @@ from holdfast.core.job import (
     TtlStatus,
 )
 from holdfast.extensions import Deliver, LogRange, WorkerInbox
-from holdfast.paging import pages
+from holdfast.paging import list_across, pages
 from holdfast.store import (
     ALL_HINTS,
     PAGE_LIMIT,
@@ -260,6 +260,8 @@ class PostgresStore:
         return await retry_stale(lambda: reads.key_holders(self._opened, self._cache, items))
 
     async def list(self, query: ListQuery) -> Page:
+        if not query.queue:
+            return await list_across(self, query)
         return await retry_stale(lambda: reads.list_jobs(self._opened, self._cache, query))
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:

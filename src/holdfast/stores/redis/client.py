@@ -91,7 +91,7 @@ class RedisClient:
         await self.command(b"", "PING", repeat=True)
 
     async def close(self) -> None:
-        """Close every connection. Calls under way fail. Closing twice is harmless."""
+        """Close every connection. Calls in flight fail. Closing twice is harmless."""
         await self._router.close()
 
     async def run(

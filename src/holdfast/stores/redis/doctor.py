@@ -180,7 +180,7 @@ def _appended(fsync: str, pauses: str) -> Durability:
         note = "appendfsync always: survives power loss if the disk does what it promises"
         return Durability(True, True, note)
     if fsync == "everysec":
-        # While a sync is under way the server buffers its writes in memory, for up to two seconds.
+        # During a sync the server buffers its writes in memory, for up to two seconds.
         note = (
             "appendfsync everysec: a power cut may lose the last 1-2 seconds, and so may a kill while the disk is slow"
         )

@@ -22,6 +22,8 @@ FORMAT = 6
 """The number of this layout. A store with another number is refused."""
 
 NONE = -1
+PRIORITY_BAND = 2**49
+"""What the scores of waiting jobs differ by from one priority to the next. Above every time."""
 """Stands for a number that is not given: no time, no sequence number, no state."""
 
 # Records --------------------------------------------------------------------------------------------------------
@@ -171,7 +173,7 @@ def _lua_constants() -> dict[str, str]:
         "PURGE_COUNTS_DROPPED": PURGE_COUNTS_DROPPED,
         "TURN_COST": fairness.STRIDE,
         "MAX_PRIORITY": 9,
-        "PRIORITY_BAND": 2**49,
+        "PRIORITY_BAND": PRIORITY_BAND,
         "FLAG_SEPARATE_PAYLOAD": FLAG_SEPARATE_PAYLOAD,
         "FLAG_RESULT_IN_BLOB": FLAG_RESULT_IN_BLOB,
         "FLAG_REQUEST_IS_ID": FLAG_REQUEST_IS_ID,

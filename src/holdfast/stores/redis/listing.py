@@ -11,15 +11,14 @@ from holdfast.core import lifecycle
 from holdfast.core.codes import STATE_CODES
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import TERMINAL, WAITING, Job, JobState, PurgeCount
-from holdfast.paging import QUEUES_LOOKED_AT, name_cursor, tenant_cursor, tenant_page_of
+from holdfast.core.listing import GROWTH, cursor_text
+from holdfast.paging import QUEUES_READ, name_cursor, tenant_cursor, tenant_page_of
 from holdfast.store import PAGE_LIMIT, ListQuery, Page, PurgePage, QueuePage, QueueStats, TenantPage
 from holdfast.stores.redis.keys import lane_of
-from holdfast.stores.redis.layout import NONE
+from holdfast.stores.redis.layout import NONE, PRIORITY_BAND
 from holdfast.stores.redis.records import encode, to_job
 from holdfast.stores.redis.shards import Shards
 
-SCAN_LIMIT = 10_000
-"""The most jobs that one page of a list reads before it returns what it has."""
 READ_LIMIT = 500
 """The most jobs that one script reads."""
 READ_BYTES = 2 * 1024 * 1024
@@ -42,11 +41,14 @@ _PURGE_COUNT = struct.Struct("<QQ")
 
 
 async def list_jobs(shards: Shards, query: ListQuery) -> Page:
-    """A page: waiting jobs in claim order, then leased by deadline, then ended by time. Without large payloads."""
+    """A page: waiting jobs in claim order, then leased by deadline, then ended by time; or all by time.
+
+    Without large payloads.
+    """
     jobs: list[Job] = []
     cursor = query.cursor
     scanned = now = 0
-    async for now, part in _read(shards, query):
+    async for now, part in (_read_back if query.newest else _read)(shards, query):
         for place, job in part:
             scanned += 1
             if job is not None and query.matches(job, now):
@@ -55,7 +57,7 @@ async def list_jobs(shards: Shards, query: ListQuery) -> Page:
                 job.state = lifecycle.shown(job, now)
                 jobs.append(job)
                 cursor = place
-            elif scanned >= SCAN_LIMIT:
+            elif scanned >= query.scan:
                 return Page(jobs, place, now)
     return Page(jobs, None, now)
 
@@ -82,6 +84,31 @@ async def _read(shards: Shards, query: ListQuery) -> AsyncIterator[tuple[int, li
                 job = to_job(query.tenant, query.queue, member[7:].decode(), raw) if raw else None
                 part.append((f"{order}.{score}.{member.hex()}", job))
             yield now, part
+
+
+async def _read_back(shards: Shards, query: ListQuery) -> AsyncIterator[tuple[int, list[tuple[str, Job | None]]]]:
+    """The jobs of a lane by time, the latest first, in parts, each job with its own cursor."""
+    time, seq = query.before()
+    lane = lane_of(query.tenant, query.queue)
+    ranges: list[tuple[Any, int]] = []
+    if query.states & WAITING:
+        ranges += [("w", rank * PRIORITY_BAND) for rank in range(10)]
+    if JobState.LEASED in query.states:
+        ranges.append(("l", 0))
+    ranges += [(STATE_CODES[state], 0) for state in sorted(query.states & TERMINAL)]
+    count, more = query.limit + 1, bool(ranges)
+    while more:
+        count = min(count, READ_LIMIT)
+        request = encode((lane, ranges, time, count, READ_BYTES, query.since or 0))
+        now, more, *found = await shards.run("newest", shards.of(query.tenant), request, seq.to_bytes(7, "big"))
+        part: list[tuple[str, Job | None]] = []
+        for at in range(0, len(found), 3):
+            time, member, raw = int(found[at]), found[at + 1], found[at + 2]
+            seq = int.from_bytes(member[:7], "big")
+            job = to_job(query.tenant, query.queue, member[7:].decode(), raw) if raw else None
+            part.append((cursor_text((time, seq)), job))
+        yield now, part
+        count *= GROWTH  # Few match: read more at once.
 
 
 def _parse_cursor(cursor: str | None) -> tuple[int, int, bytes]:
@@ -116,8 +143,8 @@ def _stats(now: int, found: list[Any]) -> list[QueueStats]:
 
 
 async def tenant_page(shards: Shards, cursor: str | None, limit: int) -> TenantPage:
-    """Some tenants of all shards. Each shard stops somewhere, and the page ends at the first of these places."""
-    request = encode((*tenant_cursor(cursor), min(limit, PAGE_LIMIT), QUEUES_LOOKED_AT))
+    """Some tenants of all shards. Each shard reads up to some tenant; the page ends at the first of these tenants."""
+    request = encode((*tenant_cursor(cursor), min(limit, PAGE_LIMIT), QUEUES_READ))
     answers = await shards.run_on_all("tenants", request)
     stops = [(tenant.decode(), queue.decode()) for tenant, queue, *_ in answers if tenant]
     names = [name.decode() for _, _, *found in answers for name in found]

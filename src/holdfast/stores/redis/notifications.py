@@ -1,6 +1,6 @@
 """Notifications by PUBLISH and SUBSCRIBE, on a connection of their own.
 
-While a subscription is on its way to the server, its listener may already read the store, and a change may happen in
+While a subscription is in flight, its listener may already read the store, and a change may happen in
 between. So when the server confirms a subscription, all its listeners are notified once: at the start, and after each
 lost connection.
 """
@@ -241,7 +241,7 @@ class RedisListener:
 
     def _received(self, hint: Hint, data: bytes) -> None:
         if not self._listeners[hint]:
-            return  # The last listener left while the message was on its way.
+            return  # The last listener left while the message was in flight.
         try:
             signals = tuple(self._decode(hint, data))
         except Exception:  # noqa: BLE001  # A newer version may have published it.

@@ -66,7 +66,7 @@ class ConnectionPool:
         return connection
 
     async def release(self, connection: RedisConnection) -> None:
-        """Take back a connection that has no exchange under way. Does not suspend."""
+        """Take back a connection without an exchange in progress. Does not suspend."""
         if self._used[connection] != self._generation or self._closed or not connection.is_connected:
             await self.discard(connection)
         elif not self._give_to_waiter(connection):
@@ -74,7 +74,7 @@ class ConnectionPool:
             self._idle.append(connection)
 
     async def discard(self, connection: RedisConnection) -> None:
-        """Close a connection that may have an exchange under way. Does not suspend."""
+        """Close a connection that may have an exchange in progress. Does not suspend."""
         del self._used[connection]
         await connection.abort()
         self._free_slot()

@@ -39,7 +39,7 @@ from holdfast.stores.redis.layout import (
 T = TypeVar("T")
 
 MAX_INLINE_PAYLOAD = 2048
-"""Larger payloads are kept apart from the record, which is written anew at every transition."""
+"""Larger payloads are kept apart from the record, which is rewritten at every transition."""
 SEPARATE = bytes(bytearray(b"(separate)"))
 """Stands for a payload that is kept apart from its record. Compared by identity."""
 

@@ -34,7 +34,7 @@ from holdfast.core.job import (
 )
 from holdfast.extensions import Deliver, LogRange, WorkerInbox
 from holdfast.opening import CommonOptions
-from holdfast.paging import pages
+from holdfast.paging import list_across, pages
 from holdfast.store import (
     ALL_HINTS,
     JOINING,
@@ -220,6 +220,8 @@ class RedisStore:
         return await jobs.key_holders(self._opened, items)
 
     async def list(self, query: ListQuery) -> Page:
+        if not query.queue:
+            return await list_across(self, query)
         page = await listing.list_jobs(self._opened, query)
         found = [job for job in await with_payloads(self._opened, page.jobs) if job is not None]
         return Page(found, page.cursor, page.now or await self.now())

@@ -20,7 +20,7 @@ MAX_TENANTS = 1000
 ALWAYS_RESCANNED = 1000
 """Up to this many entries that survived earlier trims are always read again."""
 ENTRIES_PER_EVENT = 8
-"""More are read again only if at least one event is to be removed for this many entries. Otherwise they wait."""
+"""More entries are read again only if that removes an event for at least every eighth of them. Otherwise they wait."""
 
 
 async def trim(shards: Shards, shard: int, keep_events: int) -> tuple[int, bool]:

@@ -1,7 +1,7 @@
 """The conformance suite: one check or more for every rule of the contract, for any store. SHIPPED.
 
     from holdfast.testing.conformance import run
-    certificate = run("file:./data")          # works in places of its own beside that URL
+    certificate = run("file:./data")          # works in spaces of its own beside that URL
     certificate.held, certificate.rows
 
 A store's own tests are a few lines: `all_checks()` gives the checks, `perform(check, Spaces(url))` runs one.

@@ -1,4 +1,4 @@
-"""Run the suite over a store, and say in a certificate what held."""
+"""Runs the suite on a store and makes a certificate of the results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHECK_TIMEOUT_S = 100.0
 
 
 class Row(Struct, frozen=True):
-    """What came of one check. One that was `skipped` held: the store does not have what it is about."""
+    """The result of one check. A `skipped` check counts as held: the store does not have what it checks."""
 
     rule: str
     check: str
@@ -33,7 +33,7 @@ class Row(Struct, frozen=True):
 
 
 class Certificate(Struct, frozen=True):
-    """What a store was seen to do. `capabilities` says where stores may differ, and what holds for this one."""
+    """The results of all checks on a store. `capabilities` says where stores may differ."""
 
     url: str
     capabilities: Capabilities
@@ -56,7 +56,7 @@ OnResult = Callable[[Row], None]
 def run(url: str, on_result: OnResult | None = None) -> Certificate:
     """Run the whole suite against the store at `url`, in an event loop of its own.
 
-    The suite works in places of its own beside the URL and leaves the data there alone. `on_result` is called
+    The suite works in spaces of its own beside the URL and does not touch existing data. `on_result` is called
     after each check.
     """
     return asyncio.run(certify(url, on_result=on_result))
@@ -71,7 +71,7 @@ async def certify(
     transaction: Transaction | None = None,
     stop_at_first: bool = False,
 ) -> Certificate:
-    """Run checks (all, unless some are named) against the store at `url`, one after the other."""
+    """Run checks, by default all, against the store at `url`, one after the other."""
     spaces = Spaces(url, locate)
     rows: list[Row] = []
     try:
@@ -92,7 +92,7 @@ async def certify(
 
 
 async def try_check(check: Check, spaces: Spaces, transaction: Transaction | None = None) -> Row:
-    """Run one check and say what came of it."""
+    """Run one check and return its result."""
     started = time.perf_counter()
     try:
         await perform(check, spaces, transaction)
@@ -104,7 +104,7 @@ async def try_check(check: Check, spaces: Spaces, transaction: Transaction | Non
 
 
 async def perform(check: Check, spaces: Spaces, transaction: Transaction | None = None) -> None:
-    """Run one check. Raises what it raises, Broken where the store broke the rule, Skipped where it does not apply."""
+    """Run one check. Raises Broken if the store breaks the rule, Skipped if it does not apply, or its error."""
     limit = asyncio.timeout(CHECK_TIMEOUT_S)
     try:
         async with limit, opened(spaces, uuid.uuid4().hex[:10], transaction) as harness:

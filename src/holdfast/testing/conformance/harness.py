@@ -1,4 +1,4 @@
-"""What a check works with: a store under test, unique names, and short methods for common calls.
+"""What a check uses: a store under test, unique names, and short methods for common calls.
 
 Other runs may share the server, so every name is unique and a check assumes nothing about jobs that it did not make.
 `advance` moves the store clock. A running clock also moves by itself, so a check of exact instants uses `frozen`.
@@ -62,14 +62,14 @@ from holdfast.testing.conformance.spaces import Spaces
 LEASE = 30 * SECOND
 DELAY = 10 * SECOND
 FLAT = Backoff(base_ms=DELAY, factor=1.0, cap_ms=DELAY, jitter="none")
-"""Unless a check says otherwise, a failed attempt waits this long: no chance in it, and on a busy machine it is not
-over before the check reads the record."""
+"""The default backoff of checks. It is not random, and long enough that a check on a busy machine still reads the
+record before the delay is over."""
 BOOM = AttemptError("Boom", "it broke", "a traceback")
 PATIENCE_S = 10.0
 """How long a hint may take to arrive before it counts as lost."""
 
 Transaction = Callable[[], AbstractAsyncContextManager[Any]]
-"""Opens a transaction of the caller's own on the server of the store; an exception rolls it back. [ENQ-7]"""
+"""Opens a caller's transaction on the server of the store. An exception rolls it back. [ENQ-7]"""
 
 
 class Harness:
@@ -90,17 +90,17 @@ class Harness:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the store says of itself."""
+        """What the store declares."""
         return self.store.capabilities
 
     @property
     def exact_turns(self) -> bool:
-        """Whether turns between tenants must be exact: over the whole store, or for one process, which we are."""
+        """Whether turns between tenants must be exact: over the whole store, or within this process."""
         return self.capabilities.exact_turns or self.spaces.exact
 
     @property
     def exact_quota(self) -> bool:
-        """Whether a quota must not overshoot: ever, or by enqueues that join no transaction."""
+        """Whether a quota is exact: for every enqueue, or for those that join no transaction."""
         return self.capabilities.exact_quota or self.spaces.exact
 
     def name(self, stem: str = "n") -> str:
@@ -111,7 +111,7 @@ class Harness:
     # The store and its clock ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin without expired leases of other checks, and remember where the log is."""
+        """Begin without expired leases of other checks, and remember the end of the log."""
         await self.reap_all()
         self._start = await self.store.last_offset()
 
@@ -126,14 +126,14 @@ class Harness:
         await self.store.close()
 
     async def reopen(self) -> None:
-        """Close the store and open it again, as a process does that ends and is started again."""
+        """Close the store and open it again, as after a restart of the process."""
         await self.store.close()
         del self.store
-        gc.collect()  # What it kept in the process goes with it.
+        gc.collect()  # Frees what it kept in the process.
         self.store = await open_store(self.url)
 
     async def handles(self, count: int) -> list[Store]:
-        """More handles on the same data: siblings and stores opened anew, in turns."""
+        """More handles on the same data: siblings and newly opened stores, alternately."""
         opened: list[Store] = []
         for number in range(count):
             store = await (open_store(self.url) if number % 2 else self.store.sibling())
@@ -143,7 +143,7 @@ class Harness:
 
     @asynccontextmanager
     async def frozen(self, **options: str) -> AsyncGenerator[Harness]:
-        """A harness on a space of its own, whose clock moves by `advance` alone."""
+        """A harness on a space of its own, whose clock only `advance` moves."""
         async with opened(self.spaces, self.name("f"), None, test_clock="frozen", **options) as other:
             yield other
 
@@ -156,7 +156,7 @@ class Harness:
         await self.store.shift_clock(ms)
 
     def begin(self) -> AbstractAsyncContextManager[Any]:
-        """Open a transaction of the caller's own. Raises Skipped where the store can join none. [ENQ-7]"""
+        """Open a caller's transaction. Raises Skipped if the store cannot join it. [ENQ-7]"""
         if not self.capabilities.transactional_enqueue:
             raise Skipped("the store joins no transaction of its caller's")
         if self.transaction is None:
@@ -188,7 +188,7 @@ class Harness:
         return NewJob(self.key(id, queue=queue, tenant=tenant), envelope, delay_ms, run_at, replace_failed)
 
     async def enqueue(self, id: str = "job", **fields: Any) -> EnqueueAnswer:
-        """Enqueue one job; the answer as it comes."""
+        """Enqueue one job and return its answer."""
         answers = await self.store.enqueue([self.new(id, **fields)])
         expect_equal(len(answers), 1, "answers to an enqueue of one")
         return answers[0]
@@ -212,7 +212,7 @@ class Harness:
         random: float = 0.0,
         store: Store | None = None,
     ) -> Claimed:
-        """Claim, and see all of the answer. `tenant` None serves all tenants."""
+        """Claim, and return the whole answer. `tenant` None serves all tenants."""
         queues = (queue or self.queue,) if queue is None or isinstance(queue, str) else tuple(queue)
         whose = self.tenant if tenant == "" else tenant
         request = ClaimRequest(whose, queues, limit, lease_ms, worker, random)
@@ -223,7 +223,7 @@ class Harness:
         return (await self.claim_page(limit, **options)).jobs
 
     async def claim_one(self, id: str | None = None, **options: Any) -> Job:
-        """Claim one job, which must be there (and be this one)."""
+        """Claim one job, which must exist, and be `id` if that is given."""
         jobs = await self.claim(1, **options)
         expect_equal(len(jobs), 1, "jobs that a claim of one got")
         if id is not None:
@@ -231,7 +231,7 @@ class Harness:
         return jobs[0]
 
     async def claim_none(self, limit: int = 10, **options: Any) -> None:
-        """Claim, and there must be nothing."""
+        """Claim, and expect no job."""
         expect_equal([job.id for job in await self.claim(limit, **options)], [], "jobs that a claim got")
 
     async def leased(self, id: str = "job", *, lease_ms: int = LEASE, **fields: Any) -> Job:
@@ -253,7 +253,7 @@ class Harness:
         return await self.finish(job, "complete", result=Result(data))
 
     async def fail(self, job: Job, error: AttemptError = BOOM) -> FinishAnswer:
-        """Fail for good."""
+        """Fail permanently."""
         return await self.finish(job, "fail", error=error)
 
     async def retry(self, job: Job, error: AttemptError = BOOM, **fields: Any) -> FinishAnswer:
@@ -261,7 +261,7 @@ class Harness:
         return await self.finish(job, "retry", error=error, **fields)
 
     async def release(self, job: Job, **fields: Any) -> FinishAnswer:
-        """Give the job back."""
+        """Release the job."""
         return await self.finish(job, "release", **fields)
 
     async def extend(self, job: Job, lease_ms: int = LEASE, *, token: int | None = None) -> ExtendAnswer:
@@ -287,7 +287,7 @@ class Harness:
         return (await self.store.purge([Purge(key, finished_at)]))[0]
 
     async def set_result_ttl(self, key: JobKey, ttl_ms: int) -> TtlStatus:
-        """Keep one job for longer or shorter."""
+        """Change how long one job is kept."""
         return (await self.store.set_result_ttl([SetResultTtl(key, ttl_ms)]))[0]
 
     # Look -----------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class Harness:
         return (await self.store.get([key]))[0]
 
     async def get(self, key: JobKey) -> Job:
-        """The record, which must be there."""
+        """The record, which must exist."""
         return expect_some(await self.find(key), f"the record of {key}")
 
     async def expect_state(self, key: JobKey, state: JobState, why: str = "") -> None:
@@ -317,7 +317,7 @@ class Harness:
         return found[0]
 
     async def job_in(self, state: JobState, **fields: Any) -> Job:
-        """A new job brought into this state, in a queue of its own; its record."""
+        """Bring a new job into this state, in a queue of its own. Returns its record."""
         queue = self.name("q")
         if state is JobState.SCHEDULED:
             await self.queued("job", queue=queue, **{"delay_ms": HOUR, **fields})
@@ -340,7 +340,7 @@ class Harness:
         return job
 
     def accepted(self, answer: FinishAnswer, state: JobState | None = None) -> None:
-        """An acknowledgement must have been accepted (and have led to this state)."""
+        """Expect that an acknowledgement was accepted, and led to this state."""
         finished = expect_a(answer, Finished, "answer to an acknowledgement")
         if state is not None:
             expect_equal(finished.state, state, "state after an acknowledgement")
@@ -366,12 +366,12 @@ class Harness:
         return [event for event in await self.events(key.tenant) if (event.queue, event.job_id) == key[1:]]
 
     async def kinds(self, key: JobKey) -> list[str]:
-        """What happened to one job, in order."""
+        """The kinds of events of one job, in order."""
         return [event.kind for event in await self.history(key)]
 
     @asynccontextmanager
     async def no_event(self, why: str, tenant: str | None = "") -> AsyncGenerator[None]:
-        """Nothing may be added to the tenant's log inside this block."""
+        """Expect no new events of the tenant inside this block."""
         before = await self.store.last_offset()
         yield
         made = [(event.kind, event.job_id) for event in await self.events(tenant, after=before)]
@@ -389,7 +389,7 @@ class Harness:
 
 
 class HintRecorder:
-    """The hints that came, and a way to wait for one."""
+    """The hints received, and a way to wait for one."""
 
     def __init__(self) -> None:
         self.signals: list[Signal] = []
@@ -401,7 +401,7 @@ class HintRecorder:
         self._added.set()
 
     async def expect(self, hint: Hint, key: JobKey, why: str, *, exactly: bool = False) -> None:
-        """Wait for a hint that covers this address; "" means any, unless it is to name the queue `exactly`."""
+        """Wait for a hint that covers this job. An empty field covers any; with `exactly`, the queue must be named."""
         wanted = (key.tenant, key.queue, key.id)
 
         def covers(signal: Signal) -> bool:
@@ -431,7 +431,7 @@ class HintRecorder:
 async def opened(
     spaces: Spaces, place: str = "main", transaction: Transaction | None = None, **options: str
 ) -> AsyncGenerator[Harness]:
-    """A harness on a place of this run, its store open."""
+    """A harness on a space of this run, with its store open."""
     url = spaces.url(place, **({"test_clock": "1"} | options))
     harness = Harness(spaces, await open_store(url), url, transaction)
     try:

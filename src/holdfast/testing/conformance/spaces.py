@@ -1,7 +1,8 @@
-"""Where the suite works: spaces of its own next to the given URL, never the data that is there.
+"""Where the suite works: in spaces of its own beside the given URL. It does not touch existing data.
 
-A store in this process gets another name, one in a directory a directory below, one on a server another value of the
-option that keeps its stores apart (`StoreKind.space_option`). A store without such an option passes a function.
+A space of a store in this process is another name; of one in a directory, a directory below it; of one on a server,
+another value of the option that keeps its stores apart (`StoreKind.space_option`). A store without that option passes
+a function.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from holdfast.kinds import kind_of
 from holdfast.opening import open_store, parse_url
 
 Locate = Callable[[str, str], str]
-"""(the URL given, the name of a place) -> the URL of that place, without the options of the suite."""
+"""(the URL given, the name of a space) -> the URL of that space, without the options of the suite."""
 
 
 class Spaces:
-    """The places of one run."""
+    """The spaces of one run."""
 
     def __init__(self, url: str, locate: Locate | None = None, *, exact: bool = False) -> None:
         self.given = url
         self.exact = exact
-        """The store promises exact turns to one process, and exact quotas to enqueues that join no transaction."""
+        """Whether turns are exact within one process, and quotas for enqueues that join no transaction."""
         self.run = f"conf{uuid.uuid4().hex[:8]}"
         self._locate = locate or _locate
         self._owned = locate is None
         self._made: set[str] = set()
 
     def url(self, place: str, **options: str) -> str:
-        """The URL of a place, with these options on top of those given."""
+        """The URL of a space, with these options in addition to those given."""
         head, _, query = self._locate(self.given, f"{self.run}-{place}").partition("?")
         merged = dict(parse_qsl(query, keep_blank_values=True)) | options
         # Only a store with a test clock can be erased.
@@ -43,7 +44,7 @@ class Spaces:
         return f"{head}?{urlencode(merged)}" if merged else head
 
     async def remove(self) -> None:
-        """Take away what the run left behind: files, or what a store that can `erase` has under its prefix."""
+        """Remove the spaces: their files, or what a store with `erase` has under its prefix."""
         where = kind_of(self.given).place if self._owned else None
         if where == "directory":
             await asyncio.to_thread(self._remove_files)
@@ -75,7 +76,7 @@ def _locate(url: str, place: str) -> str:
     if kind.place == "directory":
         return f"{head.rstrip('/')}/{place}{mark}{query}"
     if not kind.space_option:
-        reason = f"{head.partition(':')[0]}: declares no `space_option`; pass a function `locate` that names places"
+        reason = f"{head.partition(':')[0]}: declares no `space_option`; pass a function `locate` that names spaces"
         raise InvalidOption("store", reason)
     options = dict(parse_qsl(query, keep_blank_values=True))
     options[kind.space_option] = f"{options.get(kind.space_option, 'hf')}-{place}"

@@ -1,7 +1,7 @@
 """A worker that waits at a store with direct hand-off: the jobs it received, and a way to wait for them.
 
-A job that was handed off is leased in the store. So a check that expects no delivery reads the state and need not wait;
-a check that expects one waits for it.
+A job that was handed off is leased in the store. So a check that expects no hand-off reads the job's state and does not
+wait. A check that expects one waits for it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class WaitingWorker:
         if not isinstance(store, DirectHandoff):
             raise Skipped("the store has no direct hand-off: it has no `open_inbox`")
         self.jobs: list[Job] = []
-        """What was delivered, in order."""
+        """The jobs that were handed off to it, in order."""
         self.times: list[int] = []
-        """The store's time at each delivery."""
+        """The store's time of each hand-off."""
         self._h = h
         self._worker = worker
         self._came = asyncio.Event()
@@ -43,7 +43,7 @@ class WaitingWorker:
 
     @property
     def ids(self) -> list[str]:
-        """The ids of what was delivered."""
+        """The ids of the jobs that were handed off to it."""
         return [job.id for job in self.jobs]
 
     async def claim(
@@ -55,7 +55,7 @@ class WaitingWorker:
         lease_ms: int = LEASE,
         free: int | None = None,
     ) -> list[Job]:
-        """Claim; if there is less than `limit`, the rest may be delivered, as far as `free` goes."""
+        """Claim. If there are fewer jobs than `limit`, the rest may be handed off later, up to `free`."""
         queues = (queue or self._h.queue,) if queue is None or isinstance(queue, str) else tuple(queue)
         whose = self._h.tenant if tenant == "" else tenant
         return (await self._inbox.claim(ClaimRequest(whose, queues, limit, lease_ms, self._worker), free)).jobs
@@ -63,19 +63,19 @@ class WaitingWorker:
     async def register(
         self, limit: int = 1, *, queue: str | Sequence[str] | None = None, tenant: str | None = ""
     ) -> None:
-        """Claim where there is nothing yet: up to `limit` jobs may be delivered."""
+        """Claim from an empty queue: from then on up to `limit` jobs may be handed off."""
         expect_equal([job.id for job in await self.claim(limit, queue=queue, tenant=tenant)], [], "an idle claim")
 
     async def received(self, count: int) -> list[Job]:
-        """Wait until exactly `count` jobs have been delivered in all, and return them."""
+        """Wait until exactly `count` jobs in total were handed off, and return them."""
         try:
             async with asyncio.timeout(harness.PATIENCE_S):
                 while len(self.jobs) < count:
                     self._came.clear()
                     await self._came.wait()
         except TimeoutError:
-            raise Broken(f"{len(self.jobs)} of {count} jobs were delivered: {self.ids}") from None
-        expect_equal(len(self.jobs), count, "jobs that were delivered")
+            raise Broken(f"{len(self.jobs)} of {count} jobs were handed off: {self.ids}") from None
+        expect_equal(len(self.jobs), count, "jobs that were handed off")
         return self.jobs
 
     async def close(self) -> None:
@@ -83,7 +83,7 @@ class WaitingWorker:
         await self._inbox.close()
 
     async def warm_up(self) -> None:
-        """Return when deliveries come here: the store may need a moment to know this worker."""
+        """Wait until jobs are handed off to it: the store may need a moment to know this worker."""
         tenant, queue = self._h.name("probe"), self._h.name("probe")
         end = time.monotonic() + harness.PATIENCE_S
         for number in range(1_000_000):
@@ -94,7 +94,7 @@ class WaitingWorker:
             for job in await self.claim(1, tenant=tenant, queue=queue):
                 self._h.accepted(await self._h.complete(job))
             if time.monotonic() > end:
-                raise Broken("a store that has `open_inbox` delivered nothing")
+                raise Broken("a store that has `open_inbox` handed off nothing")
             await asyncio.sleep(_PROBE_S)
         (job,) = await self.received(1)
         self._h.accepted((await self._h.store.finish([Finish(job.key, job.token, "complete")]))[0])
@@ -105,14 +105,14 @@ class WaitingWorker:
         self.jobs += claimed.jobs
         self.times.append(claimed.now)
         self._came.set()
-        expect(since <= time.monotonic(), "a lease is to be counted from a moment that is still to come")
+        expect(since <= time.monotonic(), "a lease begins in the future")
 
 
 @asynccontextmanager
 async def waiting_worker(
     h: Harness, worker: str = "worker-1", store: Store | None = None
 ) -> AsyncGenerator[WaitingWorker]:
-    """A worker that the store knows. Raises Skipped where a store has no direct hand-off."""
+    """A worker that the store knows. Raises Skipped if the store has no direct hand-off."""
     made = WaitingWorker(h, store or h.store, worker)
     try:
         await made.warm_up()
@@ -122,7 +122,7 @@ async def waiting_worker(
 
 
 def enqueue_elsewhere(h: Harness, *batches: Sequence[NewJob]) -> None:
-    """Enqueue, call by call, while this event loop is blocked: nothing that is sent to it arrives yet."""
+    """Enqueue each batch while this event loop is blocked, so that no message arrives in it meanwhile."""
     failures: list[BaseException] = []
 
     async def enqueue() -> None:

@@ -1,17 +1,17 @@
-"""Random traces: the same steps on a store and on the memory store, which must never differ.
+"""Random traces: a store and the memory store take the same steps and must never differ.
 
-`await check_trace("file:./scratch", seed=17, steps=80)` draws 80 steps from the seed, takes each on a fresh place of
-the store and on a fresh memory store, both with a frozen clock, and compares every answer, every record,
-list and count, and the log; `history` judges the log by itself. From a shell:
+`await check_trace("file:./scratch", seed=17, steps=80)` draws 80 steps from the seed. It takes each step on a new,
+empty store at this URL and on a new memory store, both with a frozen clock. It compares all answers, records, lists,
+counts and events. In addition, `history` checks the log against the contract. From a shell:
 
     python -m holdfast.testing.traces file:./scratch --seed 17 --steps 80
 
 The parts:
 
     steps       what a step is, and how the next one is drawn
-    sides       one store: steps into its words, answers into those of the step
+    sides       one store: translates steps into its values, and its answers back
     pair        both stores: take a step, compare
-    history     what the log alone must show
+    history     what the log must show for every store
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ VARIANTS: tuple[dict[str, str], ...] = (
     {"keep_events": "5"},
     {"events": "all", "keep_events": "0", "keep_failed_s": "60", "keep_canceled_s": "30"},
 )
-"""The options that a trace opens both stores with; the seed says which."""
+"""The options of both stores. The seed chooses one variant."""
 
 
 async def check_trace(url: str, seed: int, steps: int, locate: Locate | None = None) -> Counter[str]:
-    """Run one trace and say which kinds of answers it met. Raises Difference, which says how to run it again."""
+    """Run one trace and count the kinds of its answers. Raises Difference, which says how to run it again."""
     spaces = Spaces(url, locate)
     options = VARIANTS[seed % len(VARIANTS)]
     pair = await open_pair(spaces, **options)
@@ -53,7 +53,7 @@ async def check_trace(url: str, seed: int, steps: int, locate: Locate | None = N
 
 
 async def open_pair(spaces: Spaces, **options: str) -> Pair:
-    """A fresh place of the store under test, and a fresh memory store, opened alike."""
+    """A new space of the store under test, and a new memory store, opened with the same options."""
     alike = {"test_clock": "frozen"} | options
     reference = Spaces("memory:reference")
     return await Pair.open(spaces.url("trace", **alike), reference.url("trace", **alike))

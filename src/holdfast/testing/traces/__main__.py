@@ -11,12 +11,12 @@ from holdfast.testing.traces import Difference, check_trace
 
 
 def main() -> int:
-    """Run the traces that were asked for; 1 at the first difference."""
+    """Run the traces. Returns 1 at the first difference."""
     parser = argparse.ArgumentParser(prog="python -m holdfast.testing.traces", description=__doc__)
-    parser.add_argument("url", help="the store, for example file:./scratch; each trace makes a fresh place in it")
+    parser.add_argument("url", help="the store, for example file:./scratch; each trace makes a new space in it")
     parser.add_argument("--seed", type=int, default=0, help="the seed of the first trace")
-    parser.add_argument("--steps", type=int, default=80, help="how long a trace is")
-    parser.add_argument("--traces", type=int, default=1, help="how many traces, with seeds one after another")
+    parser.add_argument("--steps", type=int, default=80, help="the number of steps in a trace")
+    parser.add_argument("--traces", type=int, default=1, help="the number of traces, with consecutive seeds")
     asked = parser.parse_args()
     seen: Counter[str] = Counter()
     for seed in range(asked.seed, asked.seed + asked.traces):

@@ -1,11 +1,11 @@
-"""What the log alone must show, whatever the store: each job went from state to state as the contract draws it.
+"""What the log of every store must show: each job changes its state only as the contract allows.
 
 Invariants verified:
-    every event is a move that exists from where the job was                        [STATE-1, STATE-2, STATE-3]
-    a lease begins when no other lives, with a token that was never used            [CLAIM-1, LEASE-5]
-    attempts count grants; a release gives one back, a replay all                   [RETRY-1, RETRY-5]
-    nothing is retried after its last attempt, and given up before it only for good [RETRY-1, RETRY-4]
-    a lease is ended by its holder before the deadline, by the store after it       [LEASE-1, LEASE-3]
+    every event is a transition that exists from the job's state                    [STATE-1, STATE-2, STATE-3]
+    a lease begins while no other is live, with a token that was never used         [CLAIM-1, LEASE-5]
+    attempts count leases; a release returns one, a replay all                      [RETRY-1, RETRY-5]
+    no job is retried after its last attempt, or fails before it for want of one    [RETRY-1, RETRY-4]
+    the holder ends a lease only before its deadline, the store only at or after it [LEASE-1, LEASE-3]
     the events of a life are numbered 1, 2, 3, ..., and its record has the last number     [EVENT-1]
     time does not go back
 """
@@ -22,7 +22,7 @@ GONE, WAITS, LEASED, COMPLETED, FAILED, CANCELED = "gone", "waits", "leased", "c
 ENDED = (COMPLETED, FAILED, CANCELED)
 
 MOVES: dict[str, tuple[tuple[str, ...], str]] = {
-    # An ended job may have been forgotten in silence: then its id starts a new life. [KEEP-1]
+    # An ended job may be forgotten without an event: then its id starts a new life. [KEEP-1]
     "enqueued": ((GONE, *ENDED), WAITS),
     "claimed": ((WAITS,), LEASED),
     "extended": ((LEASED,), LEASED),
@@ -39,7 +39,7 @@ MOVES: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 class Life(Struct):
-    """One job as its events tell it."""
+    """One job, according to its events."""
 
     state: str = GONE
     attempts: int = 0
@@ -52,7 +52,7 @@ class Life(Struct):
 
 
 class History:
-    """The jobs of a log, event by event from its very beginning; `extensions` says that those are in it."""
+    """The jobs of a log, from its first event on. `extensions`: the log has the events of extensions and progress."""
 
     def __init__(self, *, extensions: bool) -> None:
         self._extensions = extensions
@@ -61,7 +61,7 @@ class History:
         self._at = 0
 
     def add(self, event: Event) -> None:
-        """Judge the next event of the log. Raises Broken."""
+        """Check the next event of the log. Raises Broken."""
         key = JobKey(event.tenant, event.queue, event.job_id)
         life = self.jobs.setdefault(key, Life())
         expect(event.at >= self._at, f"{event} is older than the event before it [EVENT-2]")
@@ -71,21 +71,21 @@ class History:
         was_leased = life.state == LEASED
         life.state = after
         if event.kind == "enqueued":
-            self._born(event, life)
+            self._enqueued(event, life)
         elif event.kind == "claimed":
             self._claimed(event, life)
         elif event.kind == "replayed":
             life.attempts = 0
             life.visible_at = event.data["visible_at"]
         elif was_leased:
-            self._held(event, life)
+            self._under_lease(event, life)
         expect_equal(event.token, life.token, f"token of {event} [LEASE-1]")
         life.events += 1
         expect_equal(event.number, life.events, f"number of {event} [EVENT-1]")
-        # The event of a release still counts the attempt that it gives back.
+        # The event of a release still counts the attempt that it returns.
         expect_equal(event.attempt, life.attempts + (event.kind == "released"), f"attempt of {event} [RETRY-1]")
 
-    def _born(self, event: Event, life: Life) -> None:
+    def _enqueued(self, event: Event, life: Life) -> None:
         life.attempts = life.token = life.deadline = life.events = 0
         life.max_attempts = event.data["max_attempts"]
         life.visible_at = event.data["visible_at"]
@@ -102,7 +102,7 @@ class History:
         expect(life.deadline > event.at, f"{event} with a deadline that has passed [CLAIM-1]")
         expect(life.attempts <= life.max_attempts, f"{event} is one attempt too many [RETRY-1]")
 
-    def _held(self, event: Event, life: Life) -> None:
+    def _under_lease(self, event: Event, life: Life) -> None:
         reason = event.data.get("reason")
         ran_out = event.kind == "expired" or reason == "lease_expired"
         if ran_out or (self._extensions and event.kind != "canceled"):
@@ -120,10 +120,10 @@ class History:
             life.attempts -= 1
 
     def check(self, key: JobKey, job: Job | None) -> None:
-        """Nothing changes without an event: the record is what the log says. Raises Broken. [EVENT-1]"""
+        """Nothing changes without an event: the record agrees with the log. Raises Broken. [EVENT-1]"""
         life = self.jobs.get(key, Life())
         if job is None:
-            expect(life.state in (GONE, *ENDED), f"{key} is gone, although by the log it {_is(life)} [KEEP-1]")
+            expect(life.state in (GONE, *ENDED), f"{key} has no record, although by the log it {_is(life)} [KEEP-1]")
             return
         expect_equal(life.state, _kind(job), f"state of {key} by the log, and by its record [EVENT-1]")
         expect_equal((life.attempts, life.token), (job.attempts, job.token), f"attempts and token of {key} [EVENT-1]")
@@ -141,13 +141,13 @@ def _kind(job: Job) -> str:
 
 
 class PurgeNumbers:
-    """The purges of each tenant, which are numbered 1, 2, 3, ... in each of its counts. [EVENT-1]"""
+    """Checks that the purges of a tenant are numbered 1, 2, 3, ... in each of its counts. [EVENT-1]"""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[int, int]] = {}
 
     def add(self, event: Event) -> None:
-        """Judge the next event of the log of all jobs. Raises Broken."""
+        """Check the next event of the log of all tenants. Raises Broken."""
         if event.kind == "purged":
             series, number = event.data["series"], event.data["purge"]
             last = self._last.get(event.tenant, (0, 0))

@@ -20,14 +20,14 @@ from holdfast.testing.traces.sides import Side, Trimmed
 from holdfast.testing.traces.steps import QUEUES, TENANTS, TraceStep, World
 
 LOOK_EVERY = 8
-"""After how many steps everything is looked at; after each one the answer, the log and the jobs that it named."""
+"""The steps between two comparisons of everything. Each step compares its answer, the log and the jobs in it."""
 TEXT = 2000
-"""How much of an answer a difference shows beside the place where it is."""
+"""The most characters of an answer in a difference."""
 _RUN = re.compile(r"(.)\1{40,}")
 
 
 class Difference(Broken):
-    """Two stores did not do the same, or one did what no store may."""
+    """Two stores differ, or one breaks a rule."""
 
 
 class Pair:
@@ -39,14 +39,14 @@ class Pair:
         self.world = World()
         self.steps: list[TraceStep] = []
         self.seen: Counter[str] = Counter()
-        """Which kinds of answers came, by verb: what a trace has reached."""
+        """The kinds of answers so far, by verb, with their counts."""
         self._purges = PurgeNumbers()
         self._history = History(extensions=parse_url(store.url).options.get("events") == "all")
         self._paused: set[tuple[str, str]] = set()
 
     @classmethod
     async def open(cls, url: str, reference: str) -> Pair:
-        """Open both. Their places must be fresh, and their clocks stand still (`test_clock=frozen`)."""
+        """Open both. They must be empty, and their clocks frozen (`test_clock=frozen`)."""
         return cls(await Side.open(url.partition(":")[0], url), await Side.open("reference", reference))
 
     async def close(self) -> None:
@@ -66,7 +66,7 @@ class Pair:
             raise Difference(f"step {len(self.steps)}: {step}\n{broken}") from broken
 
     def _suitable(self, step: TraceStep) -> TraceStep:
-        """Where turns are not exact, whose job comes next is not decided: then every claim names its tenant."""
+        """Name a tenant in every claim if turns are not exact: the order of tenants is not defined then."""
         if step.verb == "claim" and not self.store.store.capabilities.exact_turns:
             (request,) = step.arguments
             return replace(step, arguments=(replace(request, tenant=request.tenant or TENANTS[0]),))
@@ -89,7 +89,7 @@ class Pair:
             self._check_next(step, want, self.reference)
 
     async def _compare_new_events(self) -> None:
-        """Each step makes the same events, and the log stays legal. [EVENT-1]"""
+        """Each step makes the same events, and the log keeps the rules. [EVENT-1]"""
         got, want = await asyncio.gather(self.store.new_events(), self.reference.new_events())
         self._compare("events", self.store.comparable(got), self.reference.comparable(want))
         for event in got:
@@ -105,7 +105,7 @@ class Pair:
             self._history.check(key, ours)
 
     def _compare_reads(self, step: TraceStep, got: Any, want: Any) -> None:
-        """A read shows the log as it was written; how many of a tenant's oldest events are gone may differ. [EVENT-2]
+        """A read shows events as they were written. The number of trimmed events of a tenant may differ. [EVENT-2]
 
         A store may trim less than it could, never more.
         """
@@ -133,7 +133,7 @@ class Pair:
         expect(type(want) is Trimmed or counts[0] >= counts[1], "trimmed more than the rules allow [EVENT-2]")
 
     def _check_next(self, step: TraceStep, answer: Claimed | Reaped, side: Side) -> None:
-        """A short claim left nothing visible, and says when to look again: not too late, not at once. [CLAIM-3]"""
+        """A claim below its limit left no visible job, and says when to claim again: in time, not now. [CLAIM-3]"""
         request: Any = step.arguments[0]
         claimed = isinstance(request, ClaimRequest)
         if claimed and len(answer.jobs) == request.limit:
@@ -147,13 +147,16 @@ class Pair:
             elif claimed and job.state in WAITING and self._wanted(key, request):
                 expect(job.visible_at > self.world.now, f"{side.name}: the claim left {key}, a visible job [CLAIM-2]")
                 soonest.append(job.visible_at)
-        said = side.relative(answer.next_at)
+        next_at = side.relative(answer.next_at)
         if claimed:
-            expect(said is None or said > self.world.now, f"{side.name}: next_at {said} is not in the future [CLAIM-3]")
+            expect(
+                next_at is None or next_at > self.world.now,
+                f"{side.name}: next_at {next_at} is not in the future [CLAIM-3]",
+            )
         first = min(soonest, default=None)
         expect(
-            first is None or (said is not None and said <= first),
-            f"{side.name}: next_at is {said}, and something is due at {first} [CLAIM-3]",
+            first is None or (next_at is not None and next_at <= first),
+            f"{side.name}: next_at is {next_at}, and something is due at {first} [CLAIM-3]",
         )
 
     def _wanted(self, key: JobKey, request: ClaimRequest) -> bool:
@@ -161,7 +164,7 @@ class Pair:
         return key.queue in request.queues and request.tenant in (None, key.tenant) and lane not in self._paused
 
     async def look(self) -> None:
-        """Compare all there is to see. Raises Difference."""
+        """Compare all records, and the lists and counts of some queues. Raises Difference."""
         await self._compare_jobs(list(self.world.records), 0)
         lane = len(self.steps) // LOOK_EVERY % (len(TENANTS) * len(QUEUES))
         query = ListQuery(TENANTS[lane // len(QUEUES)], QUEUES[lane % len(QUEUES)], limit=3)
@@ -183,7 +186,7 @@ class Pair:
                 f"  {self.store.name}: {_short(got)}\n  reference: {_short(want)}"
             )
 
-    # What the next step can aim at ------------------------------------------------------------------------------
+    # What the next step can refer to -------------------------------------------------------------------------
 
     async def _learn(self, step: TraceStep, answer: Any) -> None:
         world = self.world
@@ -209,7 +212,7 @@ class Pair:
 
 
 def first_difference(got: Any, want: Any, where: str = "") -> tuple[str, Any, Any]:
-    """Where two answers differ first, and the value on each side."""
+    """The path at which two answers first differ, and the value on each side."""
     if isinstance(got, dict) and isinstance(want, dict):
         ours, theirs = cast("dict[str, Any]", got), cast("dict[str, Any]", want)
         for name in [*ours, *theirs]:

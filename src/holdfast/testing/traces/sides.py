@@ -1,4 +1,4 @@
-"""One store of a trace: a step is put into its words, and its answer into the words of the step."""
+"""One store of a trace: translates a step into the values of this store, and its answer back."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ INSTANTS = frozenset({
     "started_at", "seen_at", "oldest_ready_at", "first_released_at",
 })  # fmt: skip
 OWN = frozenset({"seq", "series", "next_at"})
-"""What is a store's own: how it numbers jobs (the order shows in lists and claims), and a hint that may come early."""
+"""Fields that stores choose: the numbers of jobs (lists and claims show their order), and a time that may be early."""
 UNKNOWN = 10**12
-"""Added to a rank that was never granted, to make a token that was never granted."""
+"""Added to the rank of a lease that was never granted, to make a token that was never granted."""
 PAGES = 10_000
-"""More than any trace has: past this many, a store sends the reader round in a circle."""
+"""More than any trace has: a store that returns more pages never ends."""
 
 
 class Trimmed(Struct, frozen=True):
-    """A read found that events are gone: of some tenants, or (None) of all; what is left can be read."""
+    """A read found that events were trimmed, with the events that are left. `lost`: of these tenants; None: of all."""
 
     rest: list[Event]
     lost: frozenset[str] | None
 
 
 class Side:
-    """A store with two handles on it, and what its instants, tokens and offsets are called in a step."""
+    """A store with two handles, and the names of its instants, tokens and offsets in steps."""
 
     def __init__(self, name: str, url: str, handles: list[Store], start: int) -> None:
         self.name = name
@@ -68,7 +68,7 @@ class Side:
             await handle.close()
 
     async def perform(self, step: TraceStep) -> Any:
-        """The answer of this store to a step, errors included."""
+        """The answer of this store to a step; an error is an answer too."""
         try:
             return await self._perform(step)
         except HoldfastError as error:
@@ -105,7 +105,7 @@ class Side:
                 return await getattr(store, verb)(*(self._local(argument) for argument in arguments))
 
     def _local(self, value: Any) -> Any:
-        """Part of a step in this store's words."""
+        """A part of a step, in the values of this store."""
         if isinstance(value, list):
             return [self._local(item) for item in cast("list[Any]", value)]
         if isinstance(value, NewJob) and value.run_at is not None:
@@ -172,10 +172,10 @@ class Side:
                 return jobs, sorted(blobs)
         raise AssertionError("a prune that does not end")
 
-    # What the trace looks at after each step ------------------------------------------------------------------
+    # What the trace compares after each step -----------------------------------------------------------------
 
     async def new_events(self) -> list[Event]:
-        """The events since the last call, read from where that one ended. [EVENT-2]"""
+        """The events since the last call. [EVENT-2]"""
         end = len(self.log)
         fresh, _ = await self._walk(self.store, None, self._offsets[end], 100)
         for event in fresh:
@@ -194,17 +194,17 @@ class Side:
     def _note(self, offset: str) -> None:
         self._offsets[len(self.log)] = offset
         self._positions[offset] = len(self.log)
-        # The file store leaves out its check value where the event is trimmed by now.
+        # The file store leaves out the check value of an event that has been trimmed.
         self._positions[offset.partition(".")[0]] = len(self.log)
 
-    # The words of a step --------------------------------------------------------------------------------------
+    # From this store's values to those of a step -------------------------------------------------------------
 
     def relative(self, at: int | None) -> int | None:
-        """An instant, counted from when the store was opened."""
+        """An instant, in milliseconds since the store was opened."""
         return None if not at else at - self._start
 
     def record(self, job: Job | None) -> Job | None:
-        """A record in the words of a step."""
+        """A record in the values of a step."""
         if job is None:
             return None
         view = job.snapshot()
@@ -216,7 +216,7 @@ class Side:
         return view
 
     def comparable(self, value: Any, name: str = "") -> Any:
-        """An answer in the words of a step, made of plain values, to be compared."""
+        """An answer in the values of a step, as plain values to compare."""
         if value is None or isinstance(value, bool | Envelope):
             return value
         if isinstance(value, str):
@@ -232,8 +232,8 @@ class Side:
         if isinstance(value, HoldfastError):
             return {"": type(value).__name__, "args": value.args}
         if isinstance(value, dict):
-            said = cast("dict[str, Any]", value).items()
-            return {key: self.comparable(item, key) for key, item in said if key not in OWN}
+            fields = cast("dict[str, Any]", value).items()
+            return {key: self.comparable(item, key) for key, item in fields if key not in OWN}
         if isinstance(value, list | tuple):
             return [self.comparable(item, name) for item in cast("Sequence[Any]", value)]
         return value

@@ -1,7 +1,7 @@
-"""What a trace is made of: steps drawn by chance, from few names so that they meet, aimed at what is there.
+"""The steps of a trace: drawn at random, from few names so that they collide, mostly about jobs that exist.
 
 A step is the same for every store: instants count from the moment a store was opened, a token is the rank at which
-it was granted, an offset is a position in the log. `Side` puts in what they are in its store.
+it was granted, an offset is a position in the log. `Side` translates them for its store.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ ERRORS = (
 
 
 class TraceStep(Struct, frozen=True):
-    """One call. `handle` says through which of the handles on the same data it goes."""
+    """One call, through one of the handles on the same data."""
 
     verb: str
     arguments: tuple[Any, ...] = ()
@@ -79,21 +79,21 @@ class TraceStep(Struct, frozen=True):
 
 
 class World(Struct):
-    """What is known of both stores after the steps so far, for the next one to aim at."""
+    """What is known about both stores after the steps so far. The next step is drawn from it."""
 
     now: int = 0
     log: int = 0
-    """How many events there have been."""
+    """The number of events so far."""
     marks: list[int] = field(default_factory=lambda: [0])
     """Positions in the log whose offsets are known."""
     keyed: list[tuple[str, str, str, str]] = field(default_factory=list[tuple[str, str, str, str]])
-    """Tenant, queue, type and idempotency key of what was enqueued with one, in order."""
+    """Tenant, queue, type and idempotency key of each enqueue with a key, in order."""
     records: dict[JobKey, Job | None] = field(default_factory=dict[JobKey, Job | None])
-    """Every job ever named, as the reference has it, with its instants and tokens in the words of a step."""
+    """Every job named so far, as the reference has it, with its instants and tokens in the values of a step."""
     grants: list[tuple[JobKey, int]] = field(default_factory=list[tuple[JobKey, int]])
-    """Every lease ever granted, in order; the rank of a token is its place, counted from 1."""
+    """Every lease granted so far, in order. The rank of a token is its place here, counted from 1."""
     made: int = 0
-    """How many ids were made up."""
+    """The number of ids made up."""
     blobs: int = 0
 
 
@@ -101,7 +101,7 @@ Maker = Callable[[Random, World], TraceStep]
 
 
 def draw(random: Random, world: World, verb: str | None = None) -> TraceStep:
-    """The next step: of this verb, or of any, in proportion to how much there is to find with it."""
+    """Draw the next step: with this verb, or with any, by `WEIGHTS`."""
     if verb is None:
         verb = random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     if verb in ("finish", "extend", "report") and not _live(world) and not _rarely(random, 4):
@@ -110,7 +110,7 @@ def draw(random: Random, world: World, verb: str | None = None) -> TraceStep:
     return TraceStep(step.verb, step.arguments, random.randrange(2))
 
 
-# Jobs -----------------------------------------------------------------------------------------------------------
+# Jobs -------------------------------------------------------------------------------------------------------
 
 
 def enqueue(random: Random, world: World) -> TraceStep:
@@ -124,7 +124,7 @@ def enqueue(random: Random, world: World) -> TraceStep:
 def _new(random: Random, world: World, lane: tuple[str, str]) -> NewJob:
     envelope = _envelope(random)
     if envelope.idempotency and world.keyed and _rarely(random, 2):
-        # A key that was taken before, in its own scope.
+        # A key that was used before, in its own scope.
         tenant, queue, type_, taken = random.choice(_last(world.keyed, 8))
         lane = (tenant, queue)
         envelope = replace(envelope, type=type_, idempotency=replace(envelope.idempotency, key=taken))
@@ -188,7 +188,7 @@ def claim(random: Random, world: World) -> TraceStep:
 
 
 def finish(random: Random, world: World) -> TraceStep:
-    """A batch of outcomes, mostly for leases that live; some are late, wrong or there twice."""
+    """A batch of outcomes, mostly for live leases. Some are late, wrong or duplicate."""
     items: list[Finish] = []
     for key, rank in _leases(random, world, random.choice((1, 1, 2, 4))):
         items.append(_outcome(random, world, key, rank))
@@ -216,7 +216,7 @@ def _outcome(random: Random, world: World, key: JobKey, rank: int) -> Finish:
 
 
 def extend(random: Random, world: World) -> TraceStep:
-    """Renewals, longer and shorter than what is left."""
+    """Renewals, longer and shorter than the rest of the lease."""
     found = _leases(random, world, random.choice((1, 2)))
     return TraceStep("extend", ([Extend(key, rank, random.choice(LEASES)) for key, rank in found],))
 
@@ -243,7 +243,7 @@ def replay(random: Random, world: World) -> TraceStep:
 
 
 def purge(random: Random, world: World) -> TraceStep:
-    """Purges, with and without the ending that they mean."""
+    """Purges, with and without the time at which the job ended."""
     items: list[Purge] = []
     for _ in range(random.choice((1, 2))):
         key = _known(random, world, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
@@ -254,12 +254,12 @@ def purge(random: Random, world: World) -> TraceStep:
 
 
 def set_result_ttl(random: Random, world: World) -> TraceStep:
-    """Longer and shorter lives for what has ended."""
+    """Longer and shorter retention for ended jobs."""
     key = _known(random, world, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
     return TraceStep("set_result_ttl", ([SetResultTtl(key, random.choice((0, 1 * SECOND, 1 * HOUR, 10 * DAY)))],))
 
 
-# Reading ----------------------------------------------------------------------------------------------------------
+# Reading ----------------------------------------------------------------------------------------------------
 
 
 def list_jobs(random: Random, world: World) -> TraceStep:
@@ -270,7 +270,12 @@ def list_jobs(random: Random, world: World) -> TraceStep:
         states = frozenset(random.sample(list(JobState), random.choice((1, 1, 2, 4))))
     type_ = random.choice((None, None, *TYPES))
     error = random.choice((None, None, None, "Boom", "broke", "LeaseExpired", "nothing"))
-    return TraceStep("list", (ListQuery(*lane, states, type_, error, None, random.choice((1, 2, 5, 100))),))
+    query = ListQuery(*lane, states, type_, error, None, random.choice((1, 2, 5, 100)))
+    kind = (len(states) + query.limit) % 3
+    if kind:
+        id_, error = ("b", None) if error == "nothing" else (None, error)
+        query = replace(query, newest=True, queue=lane[1] if kind == 1 else "", id=id_, error=error)
+    return TraceStep("list", (query,))
 
 
 def standing(random: Random, world: World) -> TraceStep:
@@ -291,11 +296,11 @@ def read_events(random: Random, world: World) -> TraceStep:
     return TraceStep("events", (random.choice((None, *TENANTS)), after, random.choice((1, 3, 7, 50))))
 
 
-# Settings, workers, upkeep ------------------------------------------------------------------------------------------
+# Settings, workers, upkeep ----------------------------------------------------------------------------------
 
 
 def advance(random: Random, world: World) -> TraceStep:
-    """Time passes: up to the moment of something, or a little, or so much that results and the log run out."""
+    """Time passes: until a job is due or expires, a little, or so much that results and events expire."""
     moments = [at for job in world.records.values() if job for at in (job.deadline, job.visible_at, job.expires_at)]
     ahead = [at - world.now for at in moments if at is not None and at > world.now]
     if ahead and _rarely(random, 3):
@@ -304,7 +309,7 @@ def advance(random: Random, world: World) -> TraceStep:
 
 
 def pause(random: Random, world: World) -> TraceStep:
-    """A queue stops or goes on."""
+    """A queue is paused or resumed."""
     del world
     return TraceStep("pause", (*_lane(random), _rarely(random, 3)))
 
@@ -319,19 +324,19 @@ def set_tenant(random: Random, world: World) -> TraceStep:
 
 
 def set_reader(random: Random, world: World) -> TraceStep:
-    """A reader registers or moves on."""
+    """A reader registers or advances."""
     tenant = random.choice((None, TENANTS[0]))
     return TraceStep("set_reader", (tenant, random.choice(READERS), random.choice(world.marks)))
 
 
 def drop_reader(random: Random, world: World) -> TraceStep:
-    """A reader leaves."""
+    """A reader is removed."""
     del world
     return TraceStep("drop_reader", (random.choice((None, TENANTS[0])), random.choice(READERS)))
 
 
 def beat(random: Random, world: World) -> TraceStep:
-    """A worker lives, or signs off."""
+    """A worker reports that it is alive, or signs off."""
     del world
     tenant = random.choice((None, *TENANTS))
     worker = WorkerInfo(random.choice(WORKERS), tenant, "host", 1, QUEUES[:2], 4, random.randrange(4))
@@ -339,31 +344,31 @@ def beat(random: Random, world: World) -> TraceStep:
 
 
 def workers(random: Random, world: World) -> TraceStep:
-    """Who lives."""
+    """The live workers."""
     del world
     return TraceStep("workers", (random.choice((None, *TENANTS)),))
 
 
 def reap(random: Random, world: World) -> TraceStep:
-    """Expired leases end."""
+    """End expired leases."""
     del world
     return TraceStep("reap", (random.choice((1, 2, 100)), random.choice(RANDOMS)))
 
 
 def prune(random: Random, world: World) -> TraceStep:
-    """What is past its time is forgotten, until nothing is left to forget."""
+    """Remove everything that has expired."""
     del world
     return TraceStep("prune", (random.choice((1, 2, 100)),))
 
 
 def mark(random: Random, world: World) -> TraceStep:
-    """The end of the log is noted, to read from later."""
+    """Remember the end of the log, to read from it later."""
     del random, world
     return TraceStep("mark")
 
 
 def reopen(random: Random, world: World) -> TraceStep:
-    """One of the handles is closed and opened again."""
+    """Close one of the handles and open it again."""
     del random, world
     return TraceStep("reopen")
 
@@ -406,7 +411,7 @@ def _lane(random: Random) -> tuple[str, str]:
 
 
 def _known(random: Random, world: World, *states: JobState) -> JobKey:
-    """A job of these states if there is one; now and then any, or one that never was."""
+    """A job in one of these states if there is one; sometimes any job, or one that never existed."""
     keys = list(world.records)
     if states and not _rarely(random, 4):
         keys = [key for key, job in world.records.items() if job is not None and job.state in states] or keys

@@ -68,7 +68,7 @@ end
 local batches_of, now_text, ends, times_of, starts = {}, int_text(now), {}, {}, {}
 local NO_DEADLINE = string.rep('\0', 8)
 
--- Complete a job under a live lease and without a key: only the changed bytes of the record are made anew. Returns nil,
+-- Complete a job under a live lease and without a key: only the changed bytes of the record are made. Returns nil,
 -- and changes nothing, for other jobs.
 local function complete_in_place(lane, n, raw, result)
   local state, attempts, spent, events, worker_size, extra_size, token, deadline, ttl, type_size, key_size, static_size,

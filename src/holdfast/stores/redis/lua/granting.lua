@@ -17,8 +17,7 @@ local function lease_in_full(job, token)
   log_job_event(job, EVENT_CLAIMED, job.visible_at, deadline)
 end
 
--- The same for most jobs, which have no key, no errors and no replays: only the changed bytes of the record are made
--- anew.
+-- The same for most jobs, which have no key, no errors and no replays: it makes only the changed bytes of the record.
 local function lease_in_place(n, id, raw, token)
   local lane, member = lanes_of[n], members[n]
   if not raw then -- There is no record for this index entry: remove the entry.

@@ -1,4 +1,4 @@
--- Tenants and their queues: which there are, which are paused, weights and quotas.
+-- Tenants and their queues: their names, pauses, weights and quotas.
 
 -- The settings of a lane and of its tenant, each { cost of a turn, weight, max_waiting }, false for what is not set.
 local function settings_of(lane)

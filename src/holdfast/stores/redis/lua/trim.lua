@@ -1,13 +1,13 @@
 -- Trims the log: by age, or tenants that keep more than their share. [EVENT-2]   uses: log trimming
 --
 -- request: { 'age', ms }: removes everything older, of all tenants
---   { 'e', soft level, hard level, tenants }: removes the oldest events of these tenants, and of others on the way,
+--   { 'e', soft level, hard level, tenants }: removes the oldest events of these tenants, and of others that it meets,
 --     from the stream `e`. While a tenant keeps more than the soft level, it loses events that all its readers have
 --     passed; while it keeps more than the hard level, any. Events that stay move to `a`. A tenant with events in `a`
 --     is trimmed here only if it loses all of those.
 --   { 'a', soft level, hard level }: does the same for all of `a`, into `A`
 -- Answers { events removed, 1 if there is more to do, entries in `a` and `A`, removed events that these still hold,
---   events too many of tenants that were not trimmed because of events in `a`, tenants not finished, tenants not
+--   excess events of tenants that were not trimmed because of events in `a`, tenants not finished, tenants not
 --   trimmed }.
 -- Sent once. Reads and writes the log, its counters, and the tenants' counts and cuts.
 

@@ -1,4 +1,4 @@
--- Part of `trim.lua`: which events are removed, and how those that stay move on. [EVENT-2]
+-- Part of `trim.lua`: chooses the events to remove, and moves the others to the next stream. [EVENT-2]
 --
 -- A tenant loses only its oldest events: none after one that stays.
 
@@ -33,7 +33,7 @@ local function tenant_named(name)
   return owner
 end
 
--- How many of a tenant's events up to a number are too many.
+-- The number of a tenant's excess events up to a number.
 local function too_many(owner, upto)
   return max(owner.kept - hard, upto <= owner.passed and owner.kept - soft or 0)
 end

@@ -123,7 +123,7 @@ async def each_result_of_a_batch_goes_to_its_own_job(h: Harness) -> None:
 
 
 @rule("ENQ-4")
-async def each_job_of_a_batch_is_taken_as_it_was_sent(h: Harness) -> None:
+async def each_job_of_a_batch_is_stored_as_it_was_sent(h: Harness) -> None:
     """Each job keeps its own delay, instant, type, retention and policy, whatever the other items and their order."""
     async with h.frozen() as f:
         for step in (1, -1):
@@ -149,7 +149,7 @@ async def each_job_of_a_batch_is_taken_as_it_was_sent(h: Harness) -> None:
 
 
 @rule("ENQ-4")
-async def a_large_batch_is_taken_in_order(h: Harness) -> None:
+async def a_large_batch_is_stored_in_order(h: Harness) -> None:
     """A thousand items come out in the order in which they went in."""
     ids = [f"job-{number:04}" for number in range(1000)]
     await h.queued(*ids)

@@ -40,7 +40,7 @@ def expect_refused(answer: object, used: int, limit: int, budget: str, why: str)
 
 
 @rule("TENANT-5")
-async def over_max_jobs_an_enqueue_is_refused_by_name(h: Harness) -> None:
+async def an_enqueue_over_max_jobs_is_refused_with_the_name_of_the_budget(h: Harness) -> None:
     """Jobs of every state count. Running jobs can end. There is room again when jobs are forgotten."""
     await allow(h, max_jobs=3)
     await h.queued("a", "b", "c")
@@ -63,7 +63,7 @@ async def over_max_jobs_an_enqueue_is_refused_by_name(h: Harness) -> None:
 
 
 @rule("TENANT-5")
-async def over_max_bytes_an_enqueue_is_refused_by_name(h: Harness) -> None:
+async def an_enqueue_over_max_bytes_is_refused_with_the_name_of_the_budget(h: Harness) -> None:
     """Payloads and results count. A result is never refused."""
     most = 3 * RECORD_BYTES + 3000
     await allow(h, max_bytes=most)
@@ -82,7 +82,7 @@ async def over_max_bytes_an_enqueue_is_refused_by_name(h: Harness) -> None:
 
 
 @rule("TENANT-5")
-async def over_max_queues_no_further_queue_is_made(h: Harness) -> None:
+async def no_queue_is_created_over_max_queues(h: Harness) -> None:
     """Queues that have jobs accept more, even through a handle that has not used them. Another queue is refused."""
     queues = [h.name("q") for _ in range(2)]
     await allow(h, max_queues=2)
@@ -104,7 +104,7 @@ async def over_max_queues_no_further_queue_is_made(h: Harness) -> None:
 
 
 @rule("TENANT-5")
-async def a_batch_is_taken_as_far_as_a_budget_goes(h: Harness) -> None:
+async def a_batch_is_accepted_up_to_the_budget(h: Harness) -> None:
     """Item by item: what fits is queued, duplicates are answered, the rest is refused. This affects no other tenant."""
     await h.queued("a")
     await allow(h, max_jobs=3)
@@ -118,7 +118,7 @@ async def a_batch_is_taken_as_far_as_a_budget_goes(h: Harness) -> None:
 
 
 @rule("TENANT-5")
-async def an_id_that_ended_comes_to_life_again_within_the_budgets(h: Harness) -> None:
+async def an_ended_id_is_enqueued_again_only_within_the_budgets(h: Harness) -> None:
     """A canceled job's id needs no further record, but its new payload must fit. [ENQ-2]"""
     await h.queued("a", "b")
     for id in ("a", "b"):
@@ -132,7 +132,7 @@ async def an_id_that_ended_comes_to_life_again_within_the_budgets(h: Harness) ->
 
 
 @rule("TENANT-5")
-async def usage_read_by_many_at_once_is_counted_once(h: Harness) -> None:
+async def concurrent_reads_of_the_usage_count_each_job_once(h: Harness) -> None:
     """Otherwise each read would add to the room what was enqueued before it."""
     await allow(h, max_jobs=3)
     await h.queued("a", "b")
@@ -145,7 +145,7 @@ async def usage_read_by_many_at_once_is_counted_once(h: Harness) -> None:
 
 
 @rule("TENANT-5")
-async def a_queue_that_is_gone_is_a_new_one(h: Harness) -> None:
+async def a_removed_queue_counts_as_a_new_one(h: Harness) -> None:
     """This holds for a handle that has enqueued to it before, too."""
     await allow(h, max_queues=1)
     queues = [h.name("q") for _ in range(3)]
@@ -159,7 +159,7 @@ async def a_queue_that_is_gone_is_a_new_one(h: Harness) -> None:
 
 
 @rule("TENANT-5")
-async def keys_held_for_ever_count_against_max_jobs(h: Harness) -> None:
+async def keys_without_an_end_count_against_max_jobs(h: Harness) -> None:
     """They count even after their jobs are forgotten."""
     for n in range(3):
         id = f"k{n}"
@@ -174,7 +174,7 @@ async def keys_held_for_ever_count_against_max_jobs(h: Harness) -> None:
 
 
 @rule("TENANT-5")
-async def over_max_jobs_or_max_bytes_a_replay_is_refused_by_name(h: Harness) -> None:
+async def a_replay_over_max_jobs_or_max_bytes_is_refused_with_the_name_of_the_budget(h: Harness) -> None:
     """Item by item, and without partial changes. A replay makes no new record, so it is accepted at the budget."""
     dead: list[JobKey] = []
     for id in ("a", "b"):
@@ -203,7 +203,7 @@ async def over_max_jobs_or_max_bytes_a_replay_is_refused_by_name(h: Harness) -> 
 
 
 @rule("ENQ-3")
-async def over_a_budget_a_held_key_answers_with_its_job(h: Harness) -> None:
+async def a_held_key_answers_with_its_job_even_over_a_budget(h: Harness) -> None:
     """A duplicate needs no room. An enqueue with a free key does, and a refused one takes no key. [TENANT-5]"""
     held, lasting, free = IdempotencyKey("held"), IdempotencyKey("lasting", "forever"), IdempotencyKey("free")
     first = await h.enqueue("a", idempotency=held)
@@ -232,7 +232,7 @@ async def over_a_budget_a_held_key_answers_with_its_job(h: Harness) -> None:
 
 
 @rule("ENQ-3")
-async def over_a_budget_a_batch_knows_the_keys_of_its_own_items(h: Harness) -> None:
+async def a_batch_over_a_budget_knows_the_keys_of_its_own_items(h: Harness) -> None:
     """The item that fits takes the key; the one after it is its duplicate. [TENANT-5, ENQ-4]"""
     await allow(h, max_jobs=1)
     key = IdempotencyKey("once")
@@ -241,7 +241,7 @@ async def over_a_budget_a_batch_knows_the_keys_of_its_own_items(h: Harness) -> N
 
 
 @rule("TENANT-5")
-async def what_holdfast_keeps_for_itself_is_within_every_budget(h: Harness) -> None:
+async def reserved_queues_do_not_count_against_the_budgets_of_jobs(h: Harness) -> None:
     """Schedules have their own budget. The operator's records have none."""
     await h.queued("a")
     await allow(h, max_jobs=1, max_bytes=1, max_queues=1)

@@ -66,7 +66,7 @@ async def after_a_cancel_acknowledgements_get_job_canceled(h: Harness) -> None:
 
 
 @rule("CANCEL-1")
-async def of_a_cancel_and_a_completion_at_once_one_wins(h: Harness) -> None:
+async def of_a_concurrent_cancel_and_completion_one_wins(h: Harness) -> None:
     """Both answers, the record and the log agree."""
     jobs = [await h.leased() for _ in range(12)]
     stores = await h.handles(4)
@@ -96,7 +96,7 @@ async def of_a_cancel_and_a_completion_at_once_one_wins(h: Harness) -> None:
 
 
 @rule("CANCEL-1")
-async def of_a_cancel_and_a_claim_at_once_cancel_wins(h: Harness) -> None:
+async def of_a_concurrent_cancel_and_claim_the_cancel_wins(h: Harness) -> None:
     """A job that is canceled first is not claimed. One that is leased first is canceled while its holder runs it."""
     stores = await h.handles(2)
     for number in range(30):
@@ -115,7 +115,7 @@ async def of_a_cancel_and_a_claim_at_once_cancel_wins(h: Harness) -> None:
 
 
 @rule("CANCEL-1")
-async def of_a_cancel_and_an_enqueue_at_once_both_answer_the_truth(h: Harness) -> None:
+async def a_concurrent_cancel_and_enqueue_answer_what_happened(h: Harness) -> None:
     """A cancel that answers `canceled` has canceled the job. If the cancel was too early, the job can be completed.
 
     The same holds for a caller that cancels its own enqueue while a worker waits for the job.
@@ -160,7 +160,7 @@ async def only_waiting_leaves_a_running_job_alone(h: Harness) -> None:
 
 
 @rule("CANCEL-2")
-async def a_hint_comes_when_a_running_job_is_canceled(h: Harness) -> None:
+async def a_hint_is_sent_when_a_running_job_is_canceled(h: Harness) -> None:
     """The worker gets a hint at once, also from another handle."""
     other = (await h.handles(2))[1]
     with h.listening() as hints, h.listening(other) as far:
@@ -172,7 +172,7 @@ async def a_hint_comes_when_a_running_job_is_canceled(h: Harness) -> None:
 
 
 @rule("CANCEL-3")
-async def a_cancel_says_what_it_met(h: Harness) -> None:
+async def a_cancel_answers_with_the_state_that_it_found(h: Harness) -> None:
     """The answers are canceled, processing, completed, failed and not_found. A canceled job answers canceled again."""
     wanted = {
         JobState.SCHEDULED: "canceled",

@@ -1,4 +1,4 @@
-"""CLAIM: who gets which job, and when."""
+"""CLAIM: the order of jobs, leases, waiting and pauses."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def a_leased_job_is_not_given_again_before_its_deadline(h: Harness) -> Non
 
 
 @rule("CLAIM-2")
-async def jobs_come_by_priority_then_by_time_then_by_sequence(h: Harness) -> None:
+async def jobs_are_claimed_by_priority_then_time_then_sequence(h: Harness) -> None:
     """Priority 9 is first. Equal priorities are ordered by when they became visible, then by enqueue."""
     async with h.frozen() as f:
         for number, priority in enumerate((0, 5, 9, 4, 5, 9, 1, 0, 8)):
@@ -127,7 +127,7 @@ async def jobs_come_by_priority_then_by_time_then_by_sequence(h: Harness) -> Non
 
 
 @rule("CLAIM-2")
-async def a_job_that_comes_back_is_ordered_by_when_it_became_visible(h: Harness) -> None:
+async def a_retried_job_is_ordered_by_its_new_visible_time(h: Harness) -> None:
     """Within its priority, a retried, released or replayed job is ordered by its new instant."""
     async with h.frozen() as f:
         await f.queued("a", "b", "c")
@@ -146,7 +146,7 @@ async def a_job_that_comes_back_is_ordered_by_when_it_became_visible(h: Harness)
         await f.queued("f")
         order = ["urgent", "d", "b", "c", "e", "a", "f"]
         expect_equal(await f.list_ids(JobState.READY), order, "order of the list of ready jobs")
-        expect_equal([job.id for job in await f.claim(20)], order, "order after some came back")
+        expect_equal([job.id for job in await f.claim(20)], order, "order after retries, releases and replays")
 
 
 @rule("CLAIM-2")
@@ -166,7 +166,7 @@ async def leased_and_future_jobs_never_hide_ready_ones(h: Harness) -> None:
 
 
 @rule("CLAIM-2")
-async def many_jobs_that_become_due_at_once_all_come_in_order(h: Harness) -> None:
+async def many_jobs_due_at_the_same_time_are_claimed_in_order(h: Harness) -> None:
     """They are more than a store promotes in one step. Priority orders all of them, and none is lost."""
     ids = [f"job-{number:04}" for number in range(1500)]
     await h.queued(*ids, delay_ms=MINUTE_MS)
@@ -193,28 +193,28 @@ async def a_claim_names_queues_and_never_job_types(h: Harness) -> None:
 
 
 @rule("CLAIM-3")
-async def an_empty_claim_learns_when_to_look_again(h: Harness) -> None:
+async def an_empty_claim_says_when_to_claim_again(h: Harness) -> None:
     """It gets the next due time or the next deadline, whichever is earlier. None if there is neither."""
     async with h.frozen(keep_events="1000") as f:
-        expect_equal((await f.claim_page()).next_at, None, "when to look again in an empty store")
+        expect_equal((await f.claim_page()).next_at, None, "when to claim again in an empty store")
         await f.queued("later", delay_ms=HOUR)
         await f.queued("sooner", delay_ms=MINUTE_MS)
         now = await f.now()
-        expect_equal((await f.claim_page()).next_at, now + MINUTE_MS, "when to look again: the next due time")
+        expect_equal((await f.claim_page()).next_at, now + MINUTE_MS, "when to claim again: the next due time")
         expect_equal((await f.claim_page(tenant=None)).next_at, now + MINUTE_MS, "the same for all tenants")
         await f.queued("job")
         page = await f.claim_page(5, lease_ms=LEASE)
         expect_equal(len(page.jobs), 1, "jobs of a claim of five")
-        expect_equal(page.next_at, now + LEASE, "when to look again after less than was wished: the deadline")
+        expect_equal(page.next_at, now + LEASE, "when to claim again after fewer jobs than the limit: the deadline")
         await f.retry(page.jobs[0], delay_ms=10)
-        expect_equal((await f.claim_page()).next_at, now + 10, "when to look again: the retry")
+        expect_equal((await f.claim_page()).next_at, now + 10, "when to claim again: the retry")
         await f.advance(10)
         await f.claim_one("job", lease_ms=LEASE)
-        expect_equal((await f.claim_page()).next_at, now + 10 + LEASE, "when to look again: the new deadline")
+        expect_equal((await f.claim_page()).next_at, now + 10 + LEASE, "when to claim again: the new deadline")
 
 
 @rule("CLAIM-3")
-async def a_worker_that_starts_learns_when_to_look_again(h: Harness) -> None:
+async def a_new_worker_learns_when_to_claim_again(h: Harness) -> None:
     """This includes the end of leases that were granted before it started."""
     if not h.capabilities.durable:
         raise Skipped("the store does not outlive the process")
@@ -225,11 +225,11 @@ async def a_worker_that_starts_learns_when_to_look_again(h: Harness) -> None:
         now = await f.now()
         for tenant in (f.tenant, None):
             await f.reopen()
-            expect_equal((await f.claim_page(tenant=tenant)).next_at, now + LEASE, "when to look again: the deadline")
+            expect_equal((await f.claim_page(tenant=tenant)).next_at, now + LEASE, "when to claim again: the deadline")
 
 
 @rule("CLAIM-3")
-async def an_urgent_job_that_is_due_late_does_not_hide_when_to_look(h: Harness) -> None:
+async def an_urgent_job_due_later_does_not_hide_the_next_due_job(h: Harness) -> None:
     """The earliest due time counts, whatever the priority. At that time the job can be claimed."""
     async with h.frozen(keep_events="1000") as f:
         await f.queued("urgent", priority=9, delay_ms=HOUR)
@@ -237,17 +237,17 @@ async def an_urgent_job_that_is_due_late_does_not_hide_when_to_look(h: Harness) 
         now = await f.now()
         for tenant in (f.tenant, None):
             page = await f.claim_page(tenant=tenant)
-            expect_equal((len(page.jobs), page.next_at), (0, now + MINUTE_MS), f"when {tenant} should look again")
+            expect_equal((len(page.jobs), page.next_at), (0, now + MINUTE_MS), f"when {tenant} should claim again")
         await f.advance(MINUTE_MS)
         await f.claim_one("soon", tenant=None, lease_ms=2 * HOUR)
         page = await f.claim_page(tenant=None)
-        expect_equal((len(page.jobs), page.next_at), (0, now + HOUR), "when to look again for the urgent one")
+        expect_equal((len(page.jobs), page.next_at), (0, now + HOUR), "when to claim again for the urgent one")
         await f.advance(HOUR - MINUTE_MS)
         await f.claim_one("urgent", tenant=None)
 
 
 @rule("CLAIM-3")
-async def a_hint_comes_whenever_a_job_may_have_become_visible(h: Harness) -> None:
+async def a_hint_is_sent_whenever_a_job_may_have_become_visible(h: Harness) -> None:
     """After an enqueue, retry, release, replay, resume and an expired lease, also through another handle."""
     other = (await h.handles(2))[1]
     key = h.key("job")
@@ -273,11 +273,11 @@ async def a_hint_comes_whenever_a_job_may_have_become_visible(h: Harness) -> Non
         await h.store.pause(h.tenant, h.queue, paused=True)
         await hints.forget()
         await h.store.pause(h.tenant, h.queue, paused=False)
-        await hints.expect(Hint.READY, key, "after a queue went on")
+        await hints.expect(Hint.READY, key, "after a queue was resumed")
 
 
 @rule("CLAIM-3")
-async def a_listener_that_stopped_hears_nothing(h: Harness) -> None:
+async def a_stopped_listener_gets_no_hints(h: Harness) -> None:
     """The other listeners still get hints."""
     with h.listening() as stays:
         with h.listening() as leaves:
@@ -294,7 +294,7 @@ async def a_listener_that_stopped_hears_nothing(h: Harness) -> None:
 
 
 @rule("CLAIM-4")
-async def claims_at_the_same_time_all_get_an_answer(h: Harness) -> None:
+async def concurrent_claims_all_get_an_answer(h: Harness) -> None:
     """A hundred claims run over several handles, for one tenant and for all, beside enqueues and acknowledgements."""
     tenants = [h.name("t") for _ in range(4)]
     for tenant in tenants:
@@ -304,9 +304,9 @@ async def claims_at_the_same_time_all_get_an_answer(h: Harness) -> None:
     async def work(number: int) -> int:
         store, tenant = stores[number % 4], tenants[number % 4]
         whose = None if number % 3 == 0 else tenant
-        wished = 1 + number % 3
-        got = (await store.claim(ClaimRequest(whose, (h.queue,), wished, LEASE, f"w{number}"))).jobs
-        expect_between(len(got), 1, wished, f"jobs of a claim of {wished} while there are more")
+        limit = 1 + number % 3
+        got = (await store.claim(ClaimRequest(whose, (h.queue,), limit, LEASE, f"w{number}"))).jobs
+        expect_between(len(got), 1, limit, f"jobs of a claim of {limit} while there are more")
         for job in got:
             h.accepted(await h.complete(job), JobState.COMPLETED)
         await store.enqueue([h.new(f"new-{number}", tenant=tenant)])
@@ -321,9 +321,9 @@ async def claims_at_the_same_time_all_get_an_answer(h: Harness) -> None:
 @rule("CLAIM-4")
 async def a_claim_finds_its_job_in_a_large_backlog(h: Harness) -> None:
     """A claim gets what it asked for beside thousands of waiting jobs of other tenants and queues."""
-    crowd = h.name("v")
+    busy = h.name("v")
     for start in range(0, 4000, 1000):
-        await h.queued(*(f"job-{n}" for n in range(start, start + 1000)), tenant=crowd, priority=9)
+        await h.queued(*(f"job-{n}" for n in range(start, start + 1000)), tenant=busy, priority=9)
     await h.queued("mine")
     await h.claim_one("mine")
     page = await h.claim_page()
@@ -352,11 +352,11 @@ async def a_paused_queue_accepts_jobs_and_hands_out_none(h: Harness) -> None:
     expect_equal(stats.counts[JobState.READY], 3, "ready jobs in a paused queue")
     await h.store.pause(h.tenant, h.queue, paused=False)
     expect(not (await h.stats()).paused, "stats say that the queue is still paused")
-    expect_equal([job.id for job in await h.claim(5)], ["before", "ready", "later"], "jobs once the queue goes on")
+    expect_equal([job.id for job in await h.claim(5)], ["before", "ready", "later"], "jobs once the queue is resumed")
 
 
 @rule("CLAIM-5")
-async def a_pause_stops_a_tenant_that_takes_turns(h: Harness) -> None:
+async def a_tenant_with_a_paused_queue_takes_no_turns(h: Harness) -> None:
     """A tenant whose queue is paused has no more turns at once, and has turns again after the resume."""
     for tenant in (h.tenant, h.other):
         await h.queued(*(f"job-{number}" for number in range(20)), tenant=tenant)
@@ -381,7 +381,7 @@ async def a_pause_stops_that_queue_alone(h: Harness) -> None:
 
 
 @rule("CLAIM-5")
-async def jobs_that_run_when_a_queue_is_paused_can_end(h: Harness) -> None:
+async def running_jobs_of_a_paused_queue_can_end(h: Harness) -> None:
     """They can complete and extend. A job that is retried or released waits for the resume."""
     await h.queued("a", "b", "c")
     a, b, c = await h.claim(3)
@@ -398,7 +398,7 @@ async def jobs_that_run_when_a_queue_is_paused_can_end(h: Harness) -> None:
 
 
 @rule("CLAIM-2")
-async def a_job_that_is_due_later_is_passed_over_in_a_batch(h: Harness) -> None:
+async def a_batch_of_claims_skips_a_job_that_is_due_later(h: Harness) -> None:
     """The batch continues with jobs of lower priority behind it."""
     await h.queued("first", priority=9)
     await h.queued("later", priority=9, delay_ms=HOUR)

@@ -23,7 +23,7 @@ from holdfast.testing.conformance.rules import rule
 
 
 @rule("TIME-1")
-async def every_instant_is_one_of_the_stores_clock(h: Harness) -> None:
+async def every_instant_comes_from_the_store_clock(h: Harness) -> None:
     """The instants of enqueue, claim, error, end, expiry and event are between two reads of the clock."""
     await h.advance(5 * HOUR)
     before = await h.now()
@@ -134,7 +134,7 @@ async def a_clock_that_jumps_back_loses_nothing(h: Harness) -> None:
 
 
 @rule("TIME-1")
-async def a_running_clock_runs_and_can_be_moved(h: Harness) -> None:
+async def a_running_test_clock_can_be_moved(h: Harness) -> None:
     """It never stops, and a shift moves it by exactly the given time."""
     before = await h.now()
     await h.advance(10 * SECOND)
@@ -149,7 +149,7 @@ async def a_running_clock_runs_and_can_be_moved(h: Harness) -> None:
 
 
 @rule("TIME-1")
-async def the_clock_can_be_shifted_only_where_that_was_asked_for(h: Harness) -> None:
+async def only_a_test_clock_can_be_moved(h: Harness) -> None:
     """Without `test_clock`, no call moves it."""
     store = make_store(h.spaces.url(h.name("real")))
     await store.open()
@@ -163,7 +163,7 @@ async def the_clock_can_be_shifted_only_where_that_was_asked_for(h: Harness) -> 
 
 
 @rule("TIME-1")
-async def a_worker_lives_until_its_last_beat_is_over(h: Harness) -> None:
+async def a_worker_counts_as_live_until_its_last_beat_expires(h: Harness) -> None:
     """The store's clock decides, to the millisecond. It can sign off earlier. The tenants that it serves see it."""
     async with h.frozen() as f:
         types = (TypeInfo("t", f.queue, 1, Backoff(1000, 3.0, 9000, "none"), 2500, 8, 60_000), TypeInfo(""))
@@ -173,19 +173,19 @@ async def a_worker_lives_until_its_last_beat_is_over(h: Harness) -> None:
         for worker in (mine, all_, other):
             await f.store.beat(worker, 10 * SECOND)
 
-        async def living(tenant: str | None) -> list[tuple[str, int, int]]:
+        async def live(tenant: str | None) -> list[tuple[str, int, int]]:
             return [(w.worker_id, w.started_at - start, w.seen_at - start) for w in await f.store.workers(tenant)]
 
-        expect_equal(await living(f.tenant), [("w1", 0, 0), ("w2", 0, 0)], "workers that serve the tenant")
+        expect_equal(await live(f.tenant), [("w1", 0, 0), ("w2", 0, 0)], "workers that serve the tenant")
         await f.advance(6 * SECOND)
         await f.store.beat(replace(mine, held=3), 10 * SECOND)
         expect_equal([w.held for w in await f.store.workers(f.tenant)], [3, 0], "what the workers said last")
         expect_equal([w.types for w in await f.store.workers(f.tenant)], [types, ()], "the types that they run")
         await f.advance(4 * SECOND - 1)
-        expect_equal([w for w, _, _ in await living(None)], ["w1", "w2", "w3"], "workers before a beat is over")
+        expect_equal([w for w, _, _ in await live(None)], ["w1", "w2", "w3"], "workers before a beat is over")
         await f.advance(1)
-        expect_equal(await living(None), [("w1", 0, 6 * SECOND)], "workers once some beats are over")
+        expect_equal(await live(None), [("w1", 0, 6 * SECOND)], "workers once some beats are over")
         await f.store.beat(mine, 0)
-        expect_equal(await living(None), [], "workers once the last signed off")
+        expect_equal(await live(None), [], "workers once the last signed off")
         await f.store.beat(mine, SECOND)
-        expect_equal(await living(None), [("w1", 10 * SECOND, 10 * SECOND)], "a worker that was started again")
+        expect_equal(await live(None), [("w1", 10 * SECOND, 10 * SECOND)], "a worker that was started again")

@@ -15,7 +15,7 @@ from holdfast.testing.conformance.rules import rule
 FAILED = frozenset({JobState.FAILED})
 
 
-async def bury(h: Harness, *ids: str, error: AttemptError = BOOM, **fields: object) -> None:
+async def make_dead_letters(h: Harness, *ids: str, error: AttemptError = BOOM, **fields: object) -> None:
     """Make jobs dead letters, one after the other."""
     for id in ids:
         await h.queued(id, **fields)
@@ -43,7 +43,7 @@ async def dead_letters_are_listed_oldest_first_with_reason_and_errors(h: Harness
     await h.queued("c", "a", "b", max_attempts=2)
     jobs = {job.id: job for job in await h.claim(3)}
     h.accepted(await h.retry(jobs["a"], AttemptError("First", "one"), delay_ms=0), JobState.RETRYING)
-    await bury(h, "x", priority=9)
+    await make_dead_letters(h, "x", priority=9)
     h.accepted(await h.fail(jobs["b"]), JobState.FAILED)
     await h.advance(1)
     h.accepted(await h.retry(await h.claim_one("a"), AttemptError("Second", "two")), JobState.FAILED)
@@ -68,13 +68,13 @@ async def dead_letters_are_filtered_by_queue_type_and_error(h: Harness) -> None:
     """An error matches by its type, its fingerprint, or a part of its message. Only the last error counts."""
     timeout = AttemptError("TimeoutError", "no answer from host 17 after 30 s")
     twin = AttemptError("TimeoutError", "no answer from host 4711 after 5 s")
-    await bury(h, "one", error=timeout, type="mail")
-    await bury(h, "two", error=AttemptError("ValueError", "bad address"), type="mail")
-    await bury(h, "three", error=twin, type="report")
+    await make_dead_letters(h, "one", error=timeout, type="mail")
+    await make_dead_letters(h, "two", error=AttemptError("ValueError", "bad address"), type="mail")
+    await make_dead_letters(h, "three", error=twin, type="report")
     await h.queued("four", type="mail")
     await h.retry(await h.claim_one("four"), timeout, delay_ms=0)
     await h.fail(await h.claim_one("four"), AttemptError("KeyError", "'id'"))
-    await bury(h, "elsewhere", error=timeout, queue=h.name("q"))
+    await make_dead_letters(h, "elsewhere", error=timeout, queue=h.name("q"))
     expect_equal(fingerprint(timeout), fingerprint(twin), "fingerprints of errors that differ in numbers")
     for size in (1, 100):
         for query, ids in (
@@ -118,7 +118,7 @@ async def a_replayed_job_starts_again_under_its_id(h: Harness) -> None:
 @rule("DEAD-1")
 async def a_set_of_dead_letters_is_replayed_item_by_item(h: Harness) -> None:
     """Each item has its own answer. A job that is named twice is replayed once."""
-    await bury(h, "a", "b", "c")
+    await make_dead_letters(h, "a", "b", "c")
     await h.queued("waiting")
     keys = [h.key(id) for id in ("a", "nowhere", "b", "waiting", "a", "c")]
     names = [type(answer) for answer in await h.store.replay(keys)]
@@ -131,7 +131,7 @@ async def a_set_of_dead_letters_is_replayed_item_by_item(h: Harness) -> None:
 async def concurrent_replays_of_one_job_replay_it_once(h: Harness) -> None:
     """Over several handles, one wins and the others get NotReplayable. There is one event."""
     ids = [f"job-{number}" for number in range(5)]
-    await bury(h, *ids)
+    await make_dead_letters(h, *ids)
     stores = await h.handles(4)
     keys = [h.key(id) for id in ids]
     calls = [stores[number % 4].replay(keys if number % 2 else keys[::-1]) for number in range(12)]
@@ -147,7 +147,7 @@ async def concurrent_replays_of_one_job_replay_it_once(h: Harness) -> None:
 
 
 @rule("DEAD-1")
-async def a_purge_forgets_what_has_ended_with_an_event(h: Harness) -> None:
+async def a_purge_removes_ended_jobs_and_makes_events(h: Harness) -> None:
     """It answers purged, not_terminal or not_found. Afterwards the id is free, and only the log has the job."""
     wanted: dict[JobState, str] = {}
     for state in JobState:
@@ -171,9 +171,9 @@ async def a_purge_forgets_what_has_ended_with_an_event(h: Harness) -> None:
 
 
 @rule("DEAD-1")
-async def a_purge_by_age_spares_what_has_started_again(h: Harness) -> None:
+async def a_purge_by_age_spares_jobs_replayed_since(h: Harness) -> None:
     """With the time of an ending, the purge does not affect a job that was replayed and failed again since then."""
-    await bury(h, "old", "new")
+    await make_dead_letters(h, "old", "new")
     seen = [Purge(job.key, job.finished_at) for job in await pages(h, 100)]
     key = h.key("new")
     expect_a(await h.replay(key), Replayed, "replay")

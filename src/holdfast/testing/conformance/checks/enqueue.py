@@ -32,7 +32,7 @@ YEAR = 365 * DAY
 
 
 @rule("ENQ-1")
-async def what_was_acknowledged_is_there_after_reopening(h: Harness) -> None:
+async def acknowledged_jobs_survive_reopening(h: Harness) -> None:
     """A durable store loses nothing acknowledged when its process ends. Others report that they are not durable."""
     if not h.capabilities.durable:
         expect(h.capabilities.notes.get("durable"), "the store is not durable, and no note says what that means")
@@ -65,7 +65,7 @@ async def what_was_acknowledged_is_there_after_reopening(h: Harness) -> None:
 
 
 @rule("ENQ-1")
-async def every_acknowledged_change_is_there_after_reopening(h: Harness) -> None:
+async def every_acknowledged_change_survives_reopening(h: Harness) -> None:
     """Claims, outcomes, cancels and replays are as durable as enqueues, each acknowledged on its own."""
     if not h.capabilities.durable:
         expect_equal(h.capabilities.survives_power_loss, False, "survives_power_loss of a store that is not durable")
@@ -122,11 +122,11 @@ async def a_duplicate_of_a_job_that_became_due_answers_ready(h: Harness) -> None
     job = await h.job_in(JobState.SCHEDULED, delay_ms=DELAY)
     await h.advance(DELAY)
     answer = await h.enqueue("job", queue=job.queue)
-    expect_equal(answer, Duplicate("job", JobState.READY), "second enqueue of a job that is due by now")
+    expect_equal(answer, Duplicate("job", JobState.READY), "second enqueue of a job that has become due")
 
 
 async def expect_fresh(h: Harness, old: Job, payload: bytes) -> None:
-    """Fail unless the job of this id is a new one that has nothing of the old one."""
+    """Fail unless the job of this id is a new one that has no data of the old one."""
     job = await h.get(old.key)
     expect_equal((job.state, job.envelope.payload), (JobState.READY, payload), "state and payload of a fresh job")
     expect_equal((job.attempts, len(job.errors), job.result, job.replays), (0, 0, None, 0), "traces of the old job")
@@ -141,7 +141,7 @@ async def expect_fresh(h: Harness, old: Job, payload: bytes) -> None:
 
 
 @rule("ENQ-2")
-async def a_canceled_id_can_be_enqueued_afresh(h: Harness) -> None:
+async def a_canceled_id_can_be_enqueued_again(h: Harness) -> None:
     """A new job replaces the canceled one, and the old lease does not affect it."""
     old = await h.job_in(JobState.CANCELED)
     answer = await h.enqueue("job", queue=old.queue, payload=b"new")
@@ -163,7 +163,7 @@ async def a_canceled_waiting_id_does_not_run_twice(h: Harness) -> None:
 
 
 @rule("ENQ-2")
-async def replace_failed_makes_a_fresh_job_of_a_failed_id_only(h: Harness) -> None:
+async def replace_failed_replaces_only_failed_jobs(h: Harness) -> None:
     """The option replaces a failed job. In any other state it has no effect."""
     old = await h.job_in(JobState.FAILED)
     answer = await h.enqueue("job", queue=old.queue, payload=b"new", replace_failed=True)
@@ -177,7 +177,7 @@ async def replace_failed_makes_a_fresh_job_of_a_failed_id_only(h: Harness) -> No
 
 
 @rule("ENQ-2")
-async def a_forgotten_id_can_be_enqueued_afresh(h: Harness) -> None:
+async def a_forgotten_id_can_be_enqueued_again(h: Harness) -> None:
     """When its result is no longer kept, the id is free, whether or not the job was pruned."""
     for pruned in (False, True):
         old = await h.job_in(JobState.COMPLETED, result_ttl_ms=10 * SECOND)
@@ -235,7 +235,7 @@ async def a_delayed_job_becomes_visible_at_its_time_and_not_before(h: Harness) -
 
 
 @rule("ENQ-5")
-async def a_job_far_ahead_is_never_forgotten(h: Harness) -> None:
+async def a_job_scheduled_far_ahead_is_never_forgotten(h: Harness) -> None:
     """However long the delay, no retention, prune or reaping affects a waiting job."""
     await h.queued("century", delay_ms=100 * YEAR)
     await h.queued("month", delay_ms=30 * DAY)
@@ -256,7 +256,7 @@ async def a_job_far_ahead_is_never_forgotten(h: Harness) -> None:
 
 
 @rule("ENQ-6")
-async def a_message_comes_back_as_it_was_sent(h: Harness) -> None:
+async def a_message_is_delivered_as_it_was_sent(h: Harness) -> None:
     """Get, list and claim return the payload's bytes, codec, version, headers and all options of the producer."""
     fields: dict[str, Any] = {
         "payload": bytes(range(256)) + "é\u0000😀".encode(),
@@ -290,10 +290,10 @@ async def a_payload_of_the_full_size_is_kept(h: Harness) -> None:
     payload = bytes(range(256)) * (PAYLOAD_LIMIT // 256)
     await h.queued(*(f"large-{number}" for number in range(4)), payload=payload)
     for job in await h.claim(4):
-        expect(job.envelope.payload == payload, "a payload of 256 KiB came back changed")
+        expect(job.envelope.payload == payload, "a payload of 256 KiB was changed")
         h.accepted(await h.complete(job, payload), JobState.COMPLETED)
     result = (await h.get(h.key("large-3"))).result
-    expect(result is not None and result.data == payload, "a result of 256 KiB came back changed")
+    expect(result is not None and result.data == payload, "a result of 256 KiB was changed")
 
 
 @rule("ENQ-6")
@@ -328,7 +328,7 @@ async def the_same_request_again_answers_queued(h: Harness) -> None:
 
 @rule("ENQ-8")
 async def the_same_request_again_is_not_a_duplicate_of_its_own_key(h: Harness) -> None:
-    """This holds with an idempotency key, which the job holds by now, and within one batch."""
+    """This holds with an idempotency key, which the job holds, and within one batch."""
     key = IdempotencyKey("once")
     fields: dict[str, Any] = {"request_id": "request-1", "idempotency": key}
     answers = await h.store.enqueue([h.new("job", **fields), h.new("job", **fields)])
@@ -338,7 +338,7 @@ async def the_same_request_again_is_not_a_duplicate_of_its_own_key(h: Harness) -
 
 
 @rule("ENQ-8")
-async def another_request_of_the_id_is_a_duplicate(h: Harness) -> None:
+async def another_request_with_the_same_id_is_a_duplicate(h: Harness) -> None:
     """Only a request of the same request id is the same. A request without an id equals no other."""
     await h.queued("named", request_id="request-1")
     await h.queued("nameless")

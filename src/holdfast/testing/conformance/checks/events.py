@@ -90,7 +90,7 @@ async def a_cancel_makes_one_event(h: Harness) -> None:
 
 
 @rule("EVENT-1")
-async def nothing_that_changed_nothing_makes_an_event(h: Harness) -> None:
+async def a_call_that_changes_nothing_makes_no_event(h: Harness) -> None:
     """Reads, refusals, empty claims, settings, pauses, extensions and progress are no transitions."""
     job = await h.leased()
     done = await h.job_in(JobState.COMPLETED)
@@ -139,7 +139,7 @@ async def a_batch_makes_one_event_for_each_item(h: Harness) -> None:
 
 
 @rule("EVENT-1")
-async def extended_and_progressed_are_recorded_only_when_asked_for(h: Harness) -> None:
+async def extensions_and_progress_make_events_only_when_asked_for(h: Harness) -> None:
     """With `events=all` each makes an event with its data. A refused one makes none."""
     async with h.frozen(events="all") as f:
         job = await f.leased()
@@ -270,7 +270,7 @@ async def events_of_one_job_are_in_order(h: Harness) -> None:
 
 
 @rule("EVENT-2")
-async def a_transaction_that_commits_late_is_not_passed_over(h: Harness) -> None:
+async def a_reader_misses_no_transaction_that_commits_late(h: Harness) -> None:
     """A reader that read while a caller's transaction was open gets the transaction's events after its end, once."""
     start = await h.store.last_offset()
     async with h.begin() as connection:
@@ -285,7 +285,7 @@ async def a_transaction_that_commits_late_is_not_passed_over(h: Harness) -> None
 
 
 @rule("EVENT-2")
-async def events_of_an_old_transaction_are_in_the_order_of_the_job(h: Harness) -> None:
+async def events_of_a_long_transaction_are_in_the_order_of_the_job(h: Harness) -> None:
     """A transaction that begins before a job is enqueued and then ends the job leaves the job's events in order."""
     outcomes: dict[Outcome, str] = {"complete": "completed", "fail": "failed", "retry": "retried"}
     for outcome, kind in outcomes.items():
@@ -301,7 +301,7 @@ async def events_of_an_old_transaction_are_in_the_order_of_the_job(h: Harness) -
 
 
 @rule("EVENT-2")
-async def a_hint_comes_when_the_log_grew(h: Harness) -> None:
+async def a_hint_is_sent_when_the_log_grows(h: Harness) -> None:
     """A reader that follows the log needs no polling, also for changes through another handle."""
     other = (await h.handles(2))[1]
     with h.listening() as hints, h.listening(other) as far:
@@ -313,7 +313,7 @@ async def a_hint_comes_when_the_log_grew(h: Harness) -> None:
 
 
 @rule("EVENT-2")
-async def an_offset_that_is_none_is_refused(h: Harness) -> None:
+async def an_invalid_offset_is_refused(h: Harness) -> None:
     """Reading and registering raise InvalidOption."""
     for bad in ("", "nonsense", "-1", "\u0663", "1 ", "9" * 30):
         for what in ("events", "reader"):
@@ -361,7 +361,7 @@ async def readers_register_by_name_and_never_move_back(h: Harness) -> None:
 
 
 @rule("EVENT-3")
-async def a_tenants_stream_shows_that_tenant_alone(h: Harness) -> None:
+async def a_tenants_log_shows_only_its_own_events(h: Harness) -> None:
     """Whatever others do in between, from any offset, in pages of any size. The operator sees all events in order."""
     start = await h.store.last_offset()
     for number in range(6):
@@ -386,7 +386,7 @@ async def a_tenants_stream_shows_that_tenant_alone(h: Harness) -> None:
 
 
 @rule("EVENT-3")
-async def a_batch_over_several_tenants_shows_each_its_own(h: Harness) -> None:
+async def a_batch_over_several_tenants_shows_each_tenant_its_own_events(h: Harness) -> None:
     """One call changes jobs of several tenants. Each tenant's stream shows its own part."""
     owners = (h.tenant, h.other, h.tenant, h.other, h.other)
     await h.store.enqueue([h.new(f"job-{number}", tenant=tenant) for number, tenant in enumerate(owners)])

@@ -29,7 +29,7 @@ async def _by_claim_for_all(f: Harness) -> None:
 
 
 @rule("LEASE-3")
-async def expiry_is_found_exactly_by_any_claim_and_by_the_reaper(h: Harness) -> None:
+async def any_claim_and_the_reaper_end_a_lease_exactly_at_its_deadline(h: Harness) -> None:
     """Not a millisecond before the deadline, but at it, even by a claim of another tenant and queue."""
     finders: tuple[Callable[[Harness], Awaitable[None]], ...] = (
         _by_reaper,
@@ -101,10 +101,10 @@ async def leases_of_many_tenants_are_all_found(h: Harness) -> None:
     expect_equal((len(short), len(long)), (6, 4), "jobs leased for short and for long")
     await h.advance(LEASE)
     reaped = [key for key in (await h.store.reap(1000, 0.0)).jobs if key.tenant in tenants]
-    expect_equal(sorted(reaped), sorted(job.key for job in short), "leases that have run out")
+    expect_equal(sorted(reaped), sorted(job.key for job in short), "leases that have expired")
     await h.advance(HOUR - LEASE)
     reaped = [key for key in (await h.store.reap(1000, 0.0)).jobs if key.tenant in tenants]
-    expect_equal(sorted(reaped), sorted(job.key for job in long), "leases that have run out in the end")
+    expect_equal(sorted(reaped), sorted(job.key for job in long), "long leases that have expired")
 
 
 @rule("LEASE-3")

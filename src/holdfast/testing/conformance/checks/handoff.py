@@ -51,7 +51,7 @@ def alike_events(events: list[Event]) -> list[Event]:
 
 
 @rule("CLAIM-1")
-async def a_delivered_job_is_leased_as_by_a_claim(h: Harness) -> None:
+async def a_handed_off_job_is_leased_as_by_a_claim(h: Harness) -> None:
     """Token, deadline, attempt, worker and all other fields agree, for every option of an enqueue."""
     async with h.frozen() as f, waiting_worker(f, "worker-with-a-name-of-its-own") as worker:
         for n, whose in enumerate((f.tenant, None)):
@@ -68,27 +68,27 @@ async def a_delivered_job_is_leased_as_by_a_claim(h: Harness) -> None:
                 worker.jobs.clear()
                 await worker.register(1, queue=own, tenant=whose)
                 answer = expect_a(await f.enqueue("job", queue=own, **options), Queued, "enqueue while a worker waits")
-                expect_equal(answer.id, "job", "id of a delivered job")
+                expect_equal(answer.id, "job", "id of a handed-off job")
                 (job,) = await worker.received(1)
                 now = await f.now()
                 expect_equal(job, await f.get(f.key(queue=own)), "the job as it came, and its record")
-                expect_equal(alike(job), alike(claimed), f"a delivered job ({n}, {options}), and one that was claimed")
-                expect_equal(job.worker_id, "worker-with-a-name-of-its-own", "worker of a delivered job")
-                expect_equal((job.state, job.attempts), (LEASED, 1), "state and attempts of a delivered job")
+                expect_equal(alike(job), alike(claimed), f"a handed-off job ({n}, {options}), and one that was claimed")
+                expect_equal(job.worker_id, "worker-with-a-name-of-its-own", "worker of a handed-off job")
+                expect_equal((job.state, job.attempts), (LEASED, 1), "state and attempts of a handed-off job")
                 expect_equal((job.deadline, job.claimed_at), (now + LEASE, now), "deadline and start of its lease")
                 expect_equal(worker.times[-1], now, "the store's time that came with it")
-                expect(job.token > claimed.token, "the token of a delivered job is not greater than those before")
+                expect(job.token > claimed.token, "the token of a handed-off job is not greater than those before")
                 later = await f.leased()
                 expect(later.token > job.token, "a token after a delivery is not greater")
                 made, twins = await f.history(job.key), await f.history(claimed.key)
-                expect_equal([event.kind for event in made], ["enqueued", "claimed"], "events of a delivered job")
-                expect_equal(alike_events(made), alike_events(twins), "events of a delivered and of a claimed job")
+                expect_equal([event.kind for event in made], ["enqueued", "claimed"], "events of a handed-off job")
+                expect_equal(alike_events(made), alike_events(twins), "events of a handed-off and of a claimed job")
                 expect_equal(made[1].token, job.token, "token in the event")
                 expect_equal([event.worker_id for event in made], ["", job.worker_id], "workers in the events")
 
 
 @rule("EVENT-1")
-async def the_events_of_a_delivery_are_two_in_order_for_every_reader(h: Harness) -> None:
+async def a_handoff_makes_two_events_in_order_for_every_reader(h: Harness) -> None:
     """Read one by one, by tenant or for all, each is returned once. The log continues behind them."""
     async with waiting_worker(h) as worker:
         await worker.register(3)
@@ -109,7 +109,7 @@ async def the_events_of_a_delivery_are_two_in_order_for_every_reader(h: Harness)
 
 
 @rule("EVENT-2")
-async def deliveries_are_counted_in_the_log(h: Harness) -> None:
+async def events_of_handoffs_are_counted_in_the_log(h: Harness) -> None:
     """Trimming keeps the right number of events, whether they were appended two at a time or one by one."""
     async with h.frozen(keep_events="12") as f, waiting_worker(f) as worker:
         for round_ in range(2):
@@ -133,7 +133,7 @@ async def deliveries_are_counted_in_the_log(h: Harness) -> None:
 
 
 @rule("EVENT-2")
-async def a_hint_comes_when_a_delivery_made_the_log_grow(h: Harness) -> None:
+async def a_hint_is_sent_when_a_handoff_makes_the_log_grow(h: Harness) -> None:
     """A reader that follows the log gets a hint."""
     async with waiting_worker(h) as worker:
         await worker.register(1)
@@ -148,7 +148,7 @@ async def a_hint_comes_when_a_delivery_made_the_log_grow(h: Harness) -> None:
 
 
 @rule("STATE-1")
-async def a_delivered_job_is_counted_and_listed_as_leased(h: Harness) -> None:
+async def a_handed_off_job_is_counted_and_listed_as_leased(h: Harness) -> None:
     """It is never counted, listed or claimed as a waiting job. Its tenant and queue are known."""
     async with waiting_worker(h) as worker:
         tenant = h.name("t")
@@ -156,11 +156,11 @@ async def a_delivered_job_is_counted_and_listed_as_leased(h: Harness) -> None:
         await h.queued("job", tenant=tenant)
         (job,) = await worker.received(1)
         (stats,) = await h.store.stats(tenant)
-        expect_equal(stats.queue, h.queue, "queue of a delivered job")
+        expect_equal(stats.queue, h.queue, "queue of a handed-off job")
         counts = {state: count for state, count in stats.counts.items() if count}
         expect_equal(counts, {LEASED: 1}, "counts after a delivery")
         expect_equal(stats.oldest_ready_at, None, "oldest ready job after a delivery")
-        expect(tenant in await h.store.tenants(), "the tenant of a delivered job is not listed")
+        expect(tenant in await h.store.tenants(), "the tenant of a handed-off job is not listed")
         for whose in (tenant, None):
             await h.claim_none(tenant=whose)
         h.accepted(await h.complete(job), JobState.COMPLETED)
@@ -173,7 +173,7 @@ async def a_delivered_job_is_counted_and_listed_as_leased(h: Harness) -> None:
 
 
 @rule("LEASE-1")
-async def a_delivered_job_obeys_its_token(h: Harness) -> None:
+async def a_handed_off_job_accepts_only_its_token(h: Harness) -> None:
     """With its token, the worker can extend, report, and acknowledge in every way. No other token is accepted."""
     async with waiting_worker(h) as worker:
         for outcome, state in (
@@ -186,12 +186,12 @@ async def a_delivered_job_obeys_its_token(h: Harness) -> None:
             await h.queued("job", queue=queue)
             (job,) = await worker.received(1)
             expect_a(await h.finish(job, "complete", token=job.token + 1), LeaseLost, "another token")
-            expect_a(await h.extend(job, 2 * LEASE), Extended, "extending a delivered job")
-            expect_a(await h.report(job), Reported, "progress of a delivered job")
+            expect_a(await h.extend(job, 2 * LEASE), Extended, "extending a handed-off job")
+            expect_a(await h.report(job), Reported, "progress of a handed-off job")
             for _ in range(2):
                 h.accepted(await h.finish(job, outcome), state)  # pyright: ignore[reportArgumentType]
             kinds = [kind for kind in await h.kinds(job.key) if kind not in ("extended", "progressed")]
-            expect_equal(len(kinds), 3, "events of a delivered job that was acknowledged twice")
+            expect_equal(len(kinds), 3, "events of a handed-off job that was acknowledged twice")
             if state is READY:
                 again = await h.claim_one("job", queue=queue)
                 expect_equal(again.attempts, 1, "attempts after a release gave the first back")
@@ -199,7 +199,7 @@ async def a_delivered_job_obeys_its_token(h: Harness) -> None:
 
 
 @rule("LEASE-3")
-async def a_delivered_job_that_is_not_finished_comes_back(h: Harness) -> None:
+async def a_handed_off_job_is_claimable_again_after_its_lease(h: Harness) -> None:
     """The reaper and any claim find its lease expired, to the millisecond. The lease counts as an attempt."""
     async with h.frozen() as f, waiting_worker(f) as worker:
         for by_reaper in (True, False):
@@ -211,7 +211,7 @@ async def a_delivered_job_that_is_not_finished_comes_back(h: Harness) -> None:
                 (job,) = await worker.received(1)
                 await f.claim_none(queue=f.name("q"))
                 page = await f.claim_page(1, queue=queue)
-                expect_equal(page.next_at, job.deadline, "when a claim should look again")
+                expect_equal(page.next_at, job.deadline, "when to claim again")
                 await f.advance(LEASE - 1)
                 expect_equal((await f.store.reap(100, 0.0)).jobs, [], "leases that ended before their time")
                 await f.advance(1)
@@ -228,8 +228,8 @@ async def a_delivered_job_that_is_not_finished_comes_back(h: Harness) -> None:
 
 
 @rule("LEASE-3")
-async def a_lease_that_was_delivered_hides_no_shorter_one(h: Harness) -> None:
-    """With a claimed and a delivered job in one queue, each lease is found at its own time."""
+async def the_lease_of_a_handoff_hides_no_shorter_lease(h: Harness) -> None:
+    """With a claimed and a handed-off job in one queue, each lease is found at its own time."""
     for own in (True, False):
         async with h.frozen() as f, waiting_worker(f) as worker:
             whose = f.tenant if own else None
@@ -246,7 +246,7 @@ async def a_lease_that_was_delivered_hides_no_shorter_one(h: Harness) -> None:
 
 
 @rule("CANCEL-1")
-async def a_delivered_job_can_be_canceled(h: Harness) -> None:
+async def a_handed_off_job_can_be_canceled(h: Harness) -> None:
     """The lease ends with it, its worker gets a hint, and the id is free."""
     async with waiting_worker(h) as worker:
         await worker.register(2)
@@ -254,8 +254,8 @@ async def a_delivered_job_can_be_canceled(h: Harness) -> None:
         (job,) = await worker.received(1)
         expect_equal(await h.cancel(job.key, only_waiting=True), "processing", "cancel of waiting jobs alone")
         with h.listening() as hints:
-            expect_equal(await h.cancel(job.key), "canceled", "cancel of a delivered job")
-            await hints.expect(Hint.CANCELED, job.key, "when a delivered job was canceled")
+            expect_equal(await h.cancel(job.key), "canceled", "cancel of a handed-off job")
+            await hints.expect(Hint.CANCELED, job.key, "when a handed-off job was canceled")
         expect_a(await h.complete(job), JobCanceled, "completing a canceled job")
         expect_equal(
             await h.store.reap(100, 0.0) and await h.kinds(job.key), ["enqueued", "claimed", "canceled"], "events"

@@ -19,7 +19,7 @@ from holdfast.testing.conformance.waiting_worker import enqueue_elsewhere, waiti
 
 
 @rule("CLAIM-1")
-async def never_more_is_delivered_than_there_is_room_for(h: Harness) -> None:
+async def a_worker_gets_no_more_jobs_than_it_has_room_for(h: Harness) -> None:
     """At most as many as a claim asked for and did not get. The rest waits, in order."""
     for whose in (h.tenant, None):
         async with waiting_worker(h) as worker:
@@ -42,7 +42,7 @@ async def never_more_is_delivered_than_there_is_room_for(h: Harness) -> None:
 
 
 @rule("CLAIM-1")
-async def no_more_is_delivered_than_could_start_at_once(h: Harness) -> None:
+async def a_worker_gets_no_more_jobs_than_it_can_start_at_once(h: Harness) -> None:
     """A prefetched job would wait while other workers are free, so it is not sent."""
     for whose in (h.tenant, None):
         for free, waits, want in ((0, 0, 0), (2, 0, 2), (2, 1, 1), (1, 2, 0), (9, 1, 3)):
@@ -64,7 +64,7 @@ async def no_more_is_delivered_than_could_start_at_once(h: Harness) -> None:
 
 
 @rule("CLAIM-1")
-async def free_room_counts_what_is_on_its_way(h: Harness) -> None:
+async def the_free_room_of_a_worker_excludes_jobs_in_flight(h: Harness) -> None:
     """Jobs that were handed off and are still in flight start first."""
     for whose in (h.tenant, None):
         async with waiting_worker(h) as worker:
@@ -132,7 +132,7 @@ async def a_claim_replaces_the_registration_before_it(h: Harness) -> None:
 
 
 @rule("CLAIM-1")
-async def a_claim_counts_what_is_on_its_way(h: Harness) -> None:
+async def the_room_of_a_claim_excludes_jobs_in_flight(h: Harness) -> None:
     """Jobs in flight take up room: with them a claim never gets more than it asked for."""
     for whose in (h.tenant, None):
         async with waiting_worker(h) as worker:
@@ -167,7 +167,7 @@ def batch_of(h: Harness, queue: str) -> list[NewJob]:
 
 
 @rule("CLAIM-1")
-async def two_workers_get_what_each_has_room_for(h: Harness) -> None:
+async def two_workers_each_get_the_jobs_that_they_have_room_for(h: Harness) -> None:
     """If two workers wait, each gets jobs of its own, and no job is sent to both."""
     (second,) = await h.handles(1)
     for whose in (h.tenant, None):
@@ -183,7 +183,7 @@ async def two_workers_get_what_each_has_room_for(h: Harness) -> None:
             await two.received(2)
             expect_equal(sorted(one.ids + two.ids), ids[:4], "jobs that were delivered")
             for worker, name in ((one, "worker-1"), (two, "worker-2")):
-                expect_equal({job.worker_id for job in worker.jobs}, {name}, "workers of delivered jobs")
+                expect_equal({job.worker_id for job in worker.jobs}, {name}, "workers of handed-off jobs")
             expect_equal(await states(h, ids[4], queue=queue), [READY], "state of the job without a free worker")
             await one.claim(1, queue=queue, tenant=whose)
 
@@ -192,7 +192,7 @@ async def two_workers_get_what_each_has_room_for(h: Harness) -> None:
 
 
 @rule("CLAIM-1")
-async def a_closed_inbox_is_sent_nothing(h: Harness) -> None:
+async def a_closed_inbox_gets_no_jobs(h: Harness) -> None:
     """A later job waits for another worker."""
     for whose in (h.tenant, None):
         queues = [h.name("q"), h.name("q")]
@@ -226,7 +226,7 @@ async def jobs_in_flight_arrive_before_the_inbox_closes(h: Harness) -> None:
 
 
 @rule("CLAIM-1")
-async def every_lease_reaches_a_worker_that_leaves_meanwhile(h: Harness) -> None:
+async def a_worker_that_closes_its_inbox_gets_every_lease_first(h: Harness) -> None:
     """Jobs are enqueued while it leaves. Each is delivered before the end, or waits."""
     for n in range(5):
         queue = h.name("q")
@@ -242,7 +242,7 @@ async def every_lease_reaches_a_worker_that_leaves_meanwhile(h: Harness) -> None
 
 
 @rule("CLAIM-1")
-async def an_old_registration_is_not_used(h: Harness) -> None:
+async def an_expired_registration_gets_no_jobs(h: Harness) -> None:
     """The worker may be gone by then. Another worker's registration does not renew it."""
     (second,) = await h.handles(1)
     for whose in (h.tenant, None):
@@ -265,7 +265,7 @@ async def an_old_registration_is_not_used(h: Harness) -> None:
 
 
 @rule("CLAIM-1")
-async def a_registration_lasts_a_while(h: Harness) -> None:
+async def a_registration_gets_jobs_until_it_expires(h: Harness) -> None:
     """A waiting worker can be sent a job some time after its claim. The lease begins with the hand-off."""
     for own in (True, False):
         async with h.frozen() as f, waiting_worker(f) as worker:
@@ -281,7 +281,7 @@ async def a_registration_lasts_a_while(h: Harness) -> None:
 
 
 @rule("CLAIM-3")
-async def a_job_for_a_worker_that_is_gone_goes_to_another(h: Harness) -> None:
+async def a_job_for_a_disconnected_worker_is_given_to_another(h: Harness) -> None:
     """A worker loses its connection, but its registration remains. The next job must not be sent to it."""
     (second,) = await h.handles(1)
     async with waiting_worker(h, "stays") as stays:

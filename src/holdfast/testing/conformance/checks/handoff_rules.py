@@ -23,7 +23,7 @@ from holdfast.testing.conformance.waiting_worker import waiting_worker
 
 
 @rule("CLAIM-5")
-async def nothing_is_delivered_from_a_paused_queue(h: Harness) -> None:
+async def no_job_of_a_paused_queue_is_handed_off(h: Harness) -> None:
     """It accepts jobs. They are claimed after the resume."""
     for whose in (h.tenant, None):
         async with waiting_worker(h) as worker:
@@ -37,11 +37,11 @@ async def nothing_is_delivered_from_a_paused_queue(h: Harness) -> None:
             expect_equal([job.id for job in await worker.claim(2, queue=queue, tenant=whose)], ["job"], "a claim")
             await h.queued("next", queue=queue)
             await worker.received(1)
-            expect_equal(worker.ids, ["next"], "what was delivered when the queue went on")
+            expect_equal(worker.ids, ["next"], "jobs handed off when the queue was resumed")
 
 
 @rule("ENQ-5")
-async def a_job_that_is_not_due_is_not_delivered(h: Harness) -> None:
+async def no_job_is_handed_off_before_it_is_due(h: Harness) -> None:
     """It waits for its time and then for a claim. A job whose time is past is delivered at once."""
     for own in (True, False):
         async with h.frozen() as f, waiting_worker(f) as worker:
@@ -63,7 +63,7 @@ async def a_job_that_is_not_due_is_not_delivered(h: Harness) -> None:
 
 
 @rule("CLAIM-2")
-async def nothing_is_delivered_ahead_of_a_job_that_waits(h: Harness) -> None:
+async def no_job_is_handed_off_ahead_of_a_waiting_job(h: Harness) -> None:
     """A job that became due while the worker waited is first, whatever its priority."""
     for own in (True, False):
         async with h.frozen() as f, waiting_worker(f) as worker:
@@ -111,7 +111,7 @@ async def a_worker_of_one_tenant_is_never_sent_anothers_job(h: Harness) -> None:
 
 
 @rule("TENANT-3")
-async def a_worker_for_all_is_sent_the_jobs_of_its_queues_alone(h: Harness) -> None:
+async def a_worker_for_all_tenants_gets_only_jobs_of_its_queues(h: Harness) -> None:
     """It gets the jobs of every tenant, each with its own tenant, and of no other queue."""
     async with waiting_worker(h) as worker:
         queue = h.name("q")
@@ -127,7 +127,7 @@ async def a_worker_for_all_is_sent_the_jobs_of_its_queues_alone(h: Harness) -> N
 
 
 @rule("TENANT-4")
-async def nothing_is_delivered_ahead_of_the_turns_of_other_tenants(h: Harness) -> None:
+async def no_job_is_handed_off_ahead_of_another_tenants_turn(h: Harness) -> None:
     """While another tenant's job waits in the queue, a new one waits for its turn, too."""
     for in_the_turns in (False, True):
         async with h.frozen() as f, waiting_worker(f) as worker:
@@ -149,7 +149,7 @@ async def nothing_is_delivered_ahead_of_the_turns_of_other_tenants(h: Harness) -
 
 
 @rule("TENANT-4")
-async def a_worker_for_all_does_not_keep_jobs_from_a_tenants_own(h: Harness) -> None:
+async def a_worker_for_all_tenants_leaves_jobs_to_a_tenants_own_worker(h: Harness) -> None:
     """Each worker can be sent the jobs that it serves. No job is sent to both."""
     (second,) = await h.handles(1)
     async with waiting_worker(h, "for-all") as common, waiting_worker(h, "own", second) as own:
@@ -167,7 +167,7 @@ async def a_worker_for_all_does_not_keep_jobs_from_a_tenants_own(h: Harness) -> 
 
 
 @rule("ENQ-2")
-async def an_id_is_unique_also_while_a_worker_waits(h: Harness) -> None:
+async def an_id_stays_unique_while_a_worker_waits(h: Harness) -> None:
     """The second enqueue answers by the state of the first job, and nothing is delivered twice."""
     async with waiting_worker(h) as worker:
         await worker.register(8)
@@ -195,7 +195,7 @@ async def an_id_is_unique_also_while_a_worker_waits(h: Harness) -> None:
 
 
 @rule("ENQ-8")
-async def a_repeated_request_is_delivered_once(h: Harness) -> None:
+async def a_repeated_request_is_handed_off_once(h: Harness) -> None:
     """This holds whether or not the request id is the job's id, even after the job was forgotten."""
     for request_id in ("job", "another"):
         async with waiting_worker(h) as worker:
@@ -215,7 +215,7 @@ async def a_repeated_request_is_delivered_once(h: Harness) -> None:
 
 
 @rule("ENQ-3")
-async def keys_hold_also_while_a_worker_waits(h: Harness) -> None:
+async def keys_stay_unique_while_a_worker_waits(h: Harness) -> None:
     """The job that was delivered or waits holds the key until its policy releases it."""
     async with waiting_worker(h) as worker:
         await worker.register(5)
@@ -233,7 +233,7 @@ async def keys_hold_also_while_a_worker_waits(h: Harness) -> None:
 
 
 @rule("TENANT-5")
-async def quotas_hold_also_while_a_worker_waits(h: Harness) -> None:
+async def quotas_apply_while_a_worker_waits(h: Harness) -> None:
     """Over the quota nothing is accepted or delivered. Running jobs need no room."""
     async with waiting_worker(h) as worker:
         for queue, settings in (

@@ -95,7 +95,7 @@ async def other_outcomes_join_the_callers_transaction_too(h: Harness) -> None:
 
 
 @rule("ENQ-7")
-async def a_worker_hears_of_a_job_when_its_transaction_is_committed(h: Harness) -> None:
+async def a_worker_is_notified_of_a_job_when_its_transaction_commits(h: Harness) -> None:
     """The same holds for the end of a job: the caller's commit sends hints to all handles, like any other change."""
     job = await h.leased()
     other = (await h.handles(2))[1]

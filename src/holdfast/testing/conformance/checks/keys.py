@@ -132,7 +132,7 @@ async def a_key_until_started_is_free_once_the_job_runs(h: Harness) -> None:
 
 
 @rule("ENQ-3")
-async def a_key_for_a_time_outlives_the_job(h: Harness) -> None:
+async def a_key_with_a_time_to_live_outlives_the_job(h: Harness) -> None:
     """It answers with the result while that is kept, then without a state. It is free when its time is over."""
     async with h.frozen() as f:
         await f.queued("first", idempotency=TTL, result_ttl_ms=20 * SECOND)
@@ -152,7 +152,7 @@ async def a_key_for_a_time_outlives_the_job(h: Harness) -> None:
 
 
 @rule("ENQ-3")
-async def a_key_for_a_time_is_free_afterwards_although_the_job_waits(h: Harness) -> None:
+async def a_key_with_a_time_to_live_expires_while_its_job_waits(h: Harness) -> None:
     """Only the time decides, even if the job has not run yet."""
     await h.queued("first", idempotency=TTL, delay_ms=HOUR)
     await h.advance(MINUTE)
@@ -162,7 +162,7 @@ async def a_key_for_a_time_is_free_afterwards_although_the_job_waits(h: Harness)
 
 
 @rule("ENQ-3")
-async def a_key_for_ever_outlives_the_job(h: Harness) -> None:
+async def a_key_without_an_end_outlives_the_job(h: Harness) -> None:
     """It answers duplicate, with the state while the job is kept, and without one afterwards."""
     for end in ("fail", "cancel", "purge", "forget"):
         queue = h.name("q")
@@ -185,7 +185,7 @@ async def a_key_for_ever_outlives_the_job(h: Harness) -> None:
 
 
 @rule("ENQ-3")
-async def the_id_is_looked_at_first_then_the_key(h: Harness) -> None:
+async def the_id_is_checked_before_the_key(h: Harness) -> None:
     """An existing id answers, whatever its key. The key of a duplicate enqueue is not taken."""
     await h.queued("one", idempotency=IdempotencyKey("k1"))
     await h.queued("two", idempotency=IdempotencyKey("k2"))
@@ -214,7 +214,7 @@ async def a_refused_enqueue_binds_no_key(h: Harness) -> None:
 
 
 @rule("ENQ-3")
-async def a_fresh_job_takes_the_key_of_the_one_it_replaces(h: Harness) -> None:
+async def a_replacement_takes_the_key_of_the_job_that_it_replaces(h: Harness) -> None:
     """A canceled or failed id can be enqueued again with its own key. The new job holds the key."""
     for policy in ("until_terminal", "forever"):
         key = IdempotencyKey("once", policy)
@@ -226,7 +226,7 @@ async def a_fresh_job_takes_the_key_of_the_one_it_replaces(h: Harness) -> None:
 
 
 @rule("ENQ-3")
-async def the_end_of_a_job_frees_no_key_that_is_anothers_by_now(h: Harness) -> None:
+async def the_end_of_a_job_frees_no_key_that_another_job_holds(h: Harness) -> None:
     """Only the holder releases a key. An older job of the same key does not."""
     queue = h.name("q")
     first = await h.leased("first", queue=queue, idempotency=STARTED)
@@ -238,7 +238,7 @@ async def the_end_of_a_job_frees_no_key_that_is_anothers_by_now(h: Harness) -> N
 
 
 @rule("ENQ-3")
-async def jobs_that_complete_together_free_their_own_keys_alone(h: Harness) -> None:
+async def jobs_that_complete_together_free_only_their_own_keys(h: Harness) -> None:
     """In one call, one job holds its key to the end, one for a time, and one has lost it to another job."""
     own, timed, lost = [
         await h.leased(id_, queue=h.name("q"), idempotency=key)
@@ -293,7 +293,7 @@ async def of_concurrent_enqueues_with_one_key_exactly_one_is_queued(h: Harness) 
 
 
 @rule("ENQ-3")
-async def of_concurrent_replays_with_one_key_exactly_one_goes_through(h: Harness) -> None:
+async def of_concurrent_replays_with_one_key_exactly_one_succeeds(h: Harness) -> None:
     """Dead letters that had the same key in turn are replayed from several handles at once. One holds it again."""
     stores = await h.handles(4)
     for _ in range(5):

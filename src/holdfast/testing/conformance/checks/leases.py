@@ -48,7 +48,7 @@ async def all_refused(
 
 
 @rule("LEASE-1")
-async def a_job_that_is_not_there_answers_job_not_found(h: Harness) -> None:
+async def a_missing_job_answers_job_not_found(h: Harness) -> None:
     """A job that was never enqueued, was purged, or is forgotten."""
     job = await h.leased(result_ttl_ms=10 * SECOND)
     never = await h.leased()
@@ -63,7 +63,7 @@ async def a_job_that_is_not_there_answers_job_not_found(h: Harness) -> None:
 
 
 @rule("LEASE-1")
-async def a_token_that_is_not_the_last_one_granted_is_lost(h: Harness) -> None:
+async def only_the_last_token_granted_is_valid(h: Harness) -> None:
     """An older token, one never granted, or none at all, in every state of the job."""
     job = await h.leased()
     for token in (0, -1, job.token - 1, job.token + 1, job.token + 1000):
@@ -98,7 +98,7 @@ async def the_same_outcome_again_gets_the_first_answer_again(h: Harness) -> None
 
 
 @rule("LEASE-1")
-async def the_first_answer_is_kept_also_when_it_was_the_last_attempt(h: Harness) -> None:
+async def the_first_answer_is_kept_even_after_the_last_attempt(h: Harness) -> None:
     """A retry that ended the job answers failed both times. A delayed release answers scheduled both times."""
     job = await h.leased(max_attempts=1)
     for _ in range(2):
@@ -114,7 +114,7 @@ async def the_first_answer_is_kept_also_when_it_was_the_last_attempt(h: Harness)
 
 
 @rule("LEASE-1")
-async def one_acknowledgement_twice_in_a_batch_counts_once(h: Harness) -> None:
+async def an_acknowledgement_that_a_batch_repeats_counts_once(h: Harness) -> None:
     """A client that repeats an outcome without an answer gets both answers, and there is one event."""
     job = await h.leased()
     answers = await h.store.finish([Finish(job.key, job.token, "retry", error=BOOM)] * 3)
@@ -141,7 +141,7 @@ async def a_canceled_job_answers_job_canceled(h: Harness) -> None:
 
 
 @rule("LEASE-1")
-async def a_token_spent_on_another_outcome_is_lost(h: Harness) -> None:
+async def a_token_used_for_another_outcome_is_lost(h: Harness) -> None:
     """A job that was acknowledged with one outcome refuses another one."""
     for outcome in OUTCOMES:
         job = await h.leased()
@@ -150,7 +150,7 @@ async def a_token_spent_on_another_outcome_is_lost(h: Harness) -> None:
 
 
 @rule("LEASE-1")
-async def at_the_deadline_an_acknowledgement_is_too_late(h: Harness) -> None:
+async def an_acknowledgement_at_the_deadline_is_too_late(h: Harness) -> None:
     """One millisecond before, it is accepted. At the deadline, past it, and after reaping it gets LeaseExpired."""
     verbs: tuple[str, ...] = (*OUTCOMES, "extend", "progress")
     async with h.frozen() as f:
@@ -175,7 +175,7 @@ async def at_the_deadline_an_acknowledgement_is_too_late(h: Harness) -> None:
 
 
 @rule("LEASE-1")
-async def progress_is_recorded_for_the_holder(h: Harness) -> None:
+async def progress_is_recorded_only_for_the_current_lease(h: Harness) -> None:
     """It needs the current token. The next attempt starts without progress."""
     job = await h.leased()
     expect_a(await h.report(job, 0.25), Reported, "report")
@@ -208,7 +208,7 @@ async def a_lease_taken_over_through_another_handle_is_lost(h: Harness) -> None:
 
 
 @rule("LEASE-1")
-async def a_call_under_a_lease_that_is_over_starts_nothing(h: Harness) -> None:
+async def a_call_under_an_ended_lease_enqueues_nothing(h: Harness) -> None:
     """Enqueues and replays under a job's lease are refused like its acknowledgements, however late they are."""
     for end, why in _ENDS.items():
         leader = await h.leased()
@@ -309,7 +309,7 @@ async def an_extended_lease_lives_until_its_new_deadline(h: Harness) -> None:
 
 
 @rule("LEASE-2")
-async def an_expired_lease_is_never_brought_back(h: Harness) -> None:
+async def an_expired_lease_is_never_renewed(h: Harness) -> None:
     """Neither at its deadline nor past it, even if no worker has claimed the job since."""
     job = await h.leased(lease_ms=LEASE)
     await h.advance(LEASE)

@@ -151,7 +151,7 @@ async def a_job_that_another_handle_renewed_completes_with_the_next_number(h: Ha
 
 
 @rule("EVENT-1")
-async def what_makes_no_event_takes_no_number(h: Harness) -> None:
+async def a_call_without_an_event_uses_no_number(h: Harness) -> None:
     """Extensions and progress that are not logged, refusals, and repeated acknowledgements."""
     job = await h.leased()
     await h.extend(job)
@@ -168,21 +168,21 @@ async def what_makes_no_event_takes_no_number(h: Harness) -> None:
 
 
 @rule("EVENT-1")
-async def a_delivered_job_is_claimed_with_its_second_event(h: Harness) -> None:
+async def the_claim_of_a_handed_off_job_is_its_second_event(h: Harness) -> None:
     """The enqueue and the claim of a hand-off have two numbers, and later events continue from there."""
     async with waiting_worker(h) as worker:
         await worker.register(2)
         for id in ("a", "b"):
             expect_a(await h.enqueue(id), Queued, "enqueue while a worker waits")
         one, two = await worker.received(2)
-        expect_equal((one.events, two.events), (2, 2), "last numbers of delivered jobs")
+        expect_equal((one.events, two.events), (2, 2), "last numbers of handed-off jobs")
         h.accepted(await h.complete(one), JobState.COMPLETED)
         h.accepted(await h.release(two))
         await expect_numbered(h, one.key, two.key)
 
 
 @rule("EVENT-1")
-async def a_forgotten_job_starts_again_at_one(h: Harness) -> None:
+async def event_numbers_begin_at_one_after_a_job_is_forgotten(h: Harness) -> None:
     """This holds whether or not its record was removed already."""
     for pruned in (True, False):
         job = await h.job_in(JobState.COMPLETED, result_ttl_ms=HOUR)

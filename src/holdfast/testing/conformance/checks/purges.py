@@ -76,7 +76,7 @@ async def purges_are_counted_by_tenant(h: Harness) -> None:
 
 
 @rule("EVENT-1")
-async def what_is_not_purged_is_not_counted(h: Harness) -> None:
+async def jobs_that_are_not_purged_are_not_counted(h: Harness) -> None:
     """Refused purges, a job named twice, replaced jobs, and jobs forgotten after their retention."""
     (key,) = await ended(h, "job")
     waiting, missing = h.key("waiting"), h.key("missing")
@@ -124,7 +124,7 @@ async def counts_of_purges_come_in_pages(h: Harness) -> None:
 
 
 @rule("EVENT-1")
-async def an_old_count_of_purges_is_dropped_and_begins_anew(h: Harness) -> None:
+async def an_old_count_of_purges_is_dropped_and_restarts(h: Harness) -> None:
     """The new count has another series, so its numbers are not taken for those of the old one."""
     async with h.frozen() as f:
         await f.store.purge([Purge(key) for key in await ended(f, "a", "b")])

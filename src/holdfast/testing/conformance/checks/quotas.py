@@ -18,7 +18,7 @@ async def limit(h: Harness, most: int, *, queue: str | None) -> None:
 
 
 @rule("TENANT-5")
-async def over_the_quota_an_enqueue_is_refused_and_nothing_is_half_done(h: Harness) -> None:
+async def an_enqueue_over_the_quota_is_refused_and_changes_nothing(h: Harness) -> None:
     """The refusal says how many jobs wait. It leaves no record, no event and no key."""
     await limit(h, 3, queue=h.queue)
     await h.queued("a", "b")
@@ -35,7 +35,7 @@ async def over_the_quota_an_enqueue_is_refused_and_nothing_is_half_done(h: Harne
 
 
 @rule("TENANT-5")
-async def a_batch_is_taken_as_far_as_the_quota_goes(h: Harness) -> None:
+async def a_batch_is_accepted_up_to_the_quota(h: Harness) -> None:
     """Item by item: what fits is queued, duplicates are answered, the rest is refused."""
     await limit(h, 2, queue=h.queue)
     answers = await h.store.enqueue([h.new(id) for id in ("a", "b", "c", "a", "d")])
@@ -116,7 +116,7 @@ async def a_quota_can_be_raised_lowered_and_read(h: Harness) -> None:
 
 
 @rule("TENANT-5")
-async def settings_that_are_not_named_stay_as_they_are(h: Harness) -> None:
+async def settings_left_out_stay_unchanged(h: Harness) -> None:
     """A new quota does not change the weight, nor a new weight the quota, for the tenant and for a queue."""
     for queue in (None, h.queue):
         for new, want in (
@@ -130,7 +130,7 @@ async def settings_that_are_not_named_stay_as_they_are(h: Harness) -> None:
 
 
 @rule("TENANT-5")
-async def concurrent_enqueues_do_not_get_around_a_quota(h: Harness) -> None:
+async def concurrent_enqueues_do_not_exceed_a_quota(h: Harness) -> None:
     """An exact quota is never exceeded. Another one, as the store declares, only by the jobs in flight."""
     most, flights = 5, 20
     await limit(h, most, queue=h.queue)
@@ -147,7 +147,7 @@ async def concurrent_enqueues_do_not_get_around_a_quota(h: Harness) -> None:
 
 
 @rule("TENANT-5")
-async def a_batch_over_several_queues_heeds_the_quota_of_each(h: Harness) -> None:
+async def a_batch_over_several_queues_obeys_the_quota_of_each(h: Harness) -> None:
     """This holds at any place in the batch, and whether or not the queue exists yet."""
     free, full = h.name("q"), h.name("q")
     await limit(h, 1, queue=full)
@@ -161,7 +161,7 @@ async def a_batch_over_several_queues_heeds_the_quota_of_each(h: Harness) -> Non
 
 
 @rule("TENANT-5")
-async def a_set_of_replays_is_taken_as_far_as_the_quota_goes(h: Harness) -> None:
+async def replays_are_accepted_up_to_the_quota(h: Harness) -> None:
     """One by one: the jobs that fit are replayed, the rest stays failed."""
     await h.queued("a", "b", "c")
     for job in await h.claim(3):
@@ -173,7 +173,7 @@ async def a_set_of_replays_is_taken_as_far_as_the_quota_goes(h: Harness) -> None
 
 
 @rule("TENANT-5")
-async def jobs_of_other_queues_take_no_room_in_a_queues_own_quota(h: Harness) -> None:
+async def jobs_of_other_queues_do_not_count_against_a_queues_quota(h: Harness) -> None:
     """A quota on one queue counts only the jobs that wait there."""
     await h.queued("x", "y", "z", queue=h.name("q"))
     await h.queued("x", "y", "z", tenant=h.other)
@@ -192,7 +192,7 @@ async def waiting(h: Harness) -> int:
 
 
 @rule("TENANT-5")
-async def a_quota_of_the_tenant_counts_what_waits_whatever_came_before(h: Harness) -> None:
+async def a_quota_of_the_tenant_counts_all_its_waiting_jobs(h: Harness) -> None:
     """It counts jobs that waited before it was set, and every way to begin and to stop waiting."""
     queues = [h.name("q") for _ in range(3)]
     for queue in queues:

@@ -63,7 +63,7 @@ async def a_payload_over_the_limit_is_refused_with_its_size(h: Harness) -> None:
 
 
 @rule("ENQ-4")
-async def a_batch_that_is_refused_in_part_raises_with_every_ticket(h: Harness) -> None:
+async def a_partly_refused_batch_raises_with_every_ticket(h: Harness) -> None:
     """No refusal is silent: the error has the refused tickets beside the accepted ones."""
     async with Queue(store=h.store, tenant=h.tenant, name=h.queue) as queue:
         await h.store.set_tenant(h.tenant, TenantSettings(h.queue, max_waiting=2))
@@ -74,7 +74,7 @@ async def a_batch_that_is_refused_in_part_raises_with_every_ticket(h: Harness) -
 
 
 @rule("ENQ-2")
-async def generated_ids_are_unique_and_in_the_order_of_time(h: Harness) -> None:
+async def generated_ids_are_unique_and_ordered_by_time(h: Harness) -> None:
     """An enqueue without an id gets one. Ids sort in the order in which they were made."""
     async with Queue(store=h.store, tenant=h.tenant, name=h.queue) as queue:
         tickets = [await queue.enqueue({}) for _ in range(20)]

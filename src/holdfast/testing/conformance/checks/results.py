@@ -30,7 +30,7 @@ async def a_result_is_kept_for_its_ttl_and_then_gone(h: Harness) -> None:
 
 
 @rule("RESULT-1")
-async def a_result_comes_back_as_it_was_given(h: Harness) -> None:
+async def a_result_is_returned_unchanged(h: Harness) -> None:
     """Bytes, codec and reference are returned, also for empty and large results."""
     large, binary = Result(b"x" * 250_000), Result(bytes(range(256)), "raw")
     for result in (Result(b""), Result(b"null"), binary, large, Result(b"", "json", "b/1")):
@@ -40,7 +40,7 @@ async def a_result_comes_back_as_it_was_given(h: Harness) -> None:
 
 
 @rule("RESULT-1")
-async def a_result_is_kept_for_an_hour_unless_said_otherwise(h: Harness) -> None:
+async def a_result_is_kept_for_an_hour_by_default(h: Harness) -> None:
     """This is the default. Each job has its own time. A completion without a result is kept, too."""
     by_default, long = await h.leased(), await h.leased(result_ttl_ms=DAY)
     h.accepted(await h.finish(by_default, "complete"), JobState.COMPLETED)
@@ -83,7 +83,7 @@ async def the_ttl_of_a_result_can_be_changed_afterwards(h: Harness) -> None:
 
 
 @rule("RESULT-1")
-async def a_change_of_the_ttl_says_what_it_met(h: Harness) -> None:
+async def a_change_of_the_ttl_answers_with_the_state_that_it_found(h: Harness) -> None:
     """It answers updated for an ended job, not_terminal for another one, not_found for none."""
     for state in JobState:
         if state is JobState.BLOCKED:
@@ -125,7 +125,7 @@ async def a_result_in_a_blob_is_named_when_it_is_forgotten(h: Harness) -> None:
 
 
 @rule("RESULT-2")
-async def a_hint_comes_when_a_job_has_ended(h: Harness) -> None:
+async def a_hint_is_sent_when_a_job_ends(h: Harness) -> None:
     """This holds for every ending, also through another handle. A waiter needs no polling."""
     other = (await h.handles(2))[1]
     with h.listening() as hints, h.listening(other) as far:
@@ -145,7 +145,7 @@ async def a_hint_comes_when_a_job_has_ended(h: Harness) -> None:
 
 
 @rule("RESULT-2")
-async def a_job_that_goes_on_is_not_done(h: Harness) -> None:
+async def a_retried_or_released_job_has_not_ended(h: Harness) -> None:
     """A retry or a release leaves no result, and no time of ending."""
     for outcome in ("retry", "release"):
         job = await h.leased()

@@ -105,7 +105,7 @@ async def the_retention_of_failed_and_canceled_jobs_is_a_setting(h: Harness) -> 
 
 
 @rule("KEEP-1")
-async def a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_be(h: Harness) -> None:
+async def a_failed_step_of_a_flow_is_kept_as_long_as_its_result_would_be(h: Harness) -> None:
     """For any retention: a flow learns the outcome of its steps from their records, and runs a step without one."""
     async with h.frozen(keep_failed_s="1", keep_canceled_s="1") as f:
         for n, end in enumerate(("fail", "cancel waiting", "cancel running", "expire")):
@@ -130,7 +130,7 @@ async def a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_
 
 
 @rule("KEEP-1")
-async def forgetting_makes_no_event_and_a_purge_does(h: Harness) -> None:
+async def a_purge_makes_an_event_and_forgetting_does_not(h: Harness) -> None:
     """The end of a retention makes no event."""
     job, purged = await h.job_in(JobState.COMPLETED), await h.job_in(JobState.COMPLETED)
     expect_equal(await h.purge(purged.key), "purged", "purge")
@@ -183,7 +183,7 @@ async def a_forgotten_id_starts_a_new_life(h: Harness) -> None:
 
 
 @rule("KEEP-1")
-async def who_means_an_earlier_life_of_an_id_does_not_touch_the_next(h: Harness) -> None:
+async def a_call_for_an_earlier_life_of_an_id_does_not_change_the_next(h: Harness) -> None:
     """A cancel, purge or change of the retention with a sequence number finds only that life of the id."""
     old = await h.job_in(JobState.CANCELED)
     expect_equal(await h.store.purge([Purge(old.key, old.finished_at, old.seq)]), ["purged"], "purge of the life seen")
@@ -216,7 +216,7 @@ async def who_means_an_earlier_life_of_an_id_does_not_touch_the_next(h: Harness)
 
 
 @rule("KEEP-1")
-async def a_late_purge_leaves_the_next_life_alone(h: Harness) -> None:
+async def a_late_purge_does_not_remove_the_next_life(h: Harness) -> None:
     """It removes the ended job that it found. A job that takes the id at that moment is found once, and runs."""
     producer, purger = await h.handles(2)
     key = h.key(queue=h.name("q"))
@@ -238,7 +238,7 @@ async def a_late_purge_leaves_the_next_life_alone(h: Harness) -> None:
 
 
 @rule("KEEP-1")
-async def a_jobs_keys_go_with_it_unless_they_were_asked_to_live_longer(h: Harness) -> None:
+async def a_jobs_keys_are_removed_with_it_unless_they_have_a_time_to_live(h: Harness) -> None:
     """`until_terminal` and `until_started` keys never outlive the job. Keys for a time or forever do."""
     for policy, outlives in (("until_terminal", False), ("until_started", False), ("ttl", True), ("forever", True)):
         key = IdempotencyKey("once", policy, 2 * HOUR)  # pyright: ignore[reportArgumentType]
@@ -296,7 +296,7 @@ async def each_job_of_a_queue_is_forgotten_at_its_own_time(h: Harness) -> None:
 
 
 @rule("KEEP-1")
-async def what_is_gone_leaves_no_trace_in_counts_and_lists(h: Harness) -> None:
+async def forgotten_jobs_leave_no_trace_in_counts_and_lists(h: Harness) -> None:
     """Jobs that were purged, pruned, or replaced by a new job of the same id."""
     for state in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED):
         for how in ("purge", "prune", "replace"):
@@ -320,7 +320,7 @@ async def what_is_gone_leaves_no_trace_in_counts_and_lists(h: Harness) -> None:
 
 
 @rule("KEEP-1")
-async def jobs_that_end_together_in_different_ways_are_kept_each_for_its_own_time(h: Harness) -> None:
+async def jobs_of_one_batch_are_each_kept_for_their_own_time(h: Harness) -> None:
     """In a batch of failures and completions, first the completed jobs are removed, then the dead letters."""
     ids = ["a", "b", "c", "d"]
     await h.queued(*ids, result_ttl_ms=60 * SECOND)

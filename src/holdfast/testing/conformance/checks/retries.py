@@ -48,7 +48,7 @@ async def a_single_attempt_is_never_retried_and_four_are_the_default(h: Harness)
 
 
 @rule("RETRY-1")
-async def an_attempt_that_timed_out_last_says_so(h: Harness) -> None:
+async def a_job_whose_last_attempt_timed_out_says_so(h: Harness) -> None:
     """The job failed for `timeout` if its last attempt timed out."""
     job = await h.leased(max_attempts=1)
     h.accepted(await h.retry(job, timed_out=True), JobState.FAILED)
@@ -71,7 +71,7 @@ async def a_job_that_kills_its_worker_becomes_a_dead_letter(h: Harness) -> None:
         await h.advance(LEASE)
         await h.store.reap(1000, 0.0)
         state = JobState.RETRYING if attempt < 3 else JobState.FAILED
-        await h.expect_state(killer.key, state, f"after lease {attempt} ran out")
+        await h.expect_state(killer.key, state, f"after lease {attempt} expired")
         await h.advance(DELAY)
     await h.claim_none()
     job = await h.get(h.key("killer"))
@@ -86,7 +86,7 @@ async def a_job_that_kills_its_worker_becomes_a_dead_letter(h: Harness) -> None:
 
 
 @rule("RETRY-2")
-async def expired_and_failed_attempts_count_alike(h: Harness) -> None:
+async def expired_and_failed_attempts_count_the_same(h: Harness) -> None:
     """An expired attempt and a failed one use two attempts, in either order."""
     for order in (("expire", "retry"), ("retry", "expire")):
         queue = h.name("q")
@@ -234,7 +234,7 @@ async def errors_keep_type_message_and_traceback_of_each_attempt(h: Harness) -> 
 
 
 @rule("RETRY-5")
-async def a_release_gives_the_attempt_back_and_shows_the_job_at_once(h: Harness) -> None:
+async def a_release_returns_the_attempt_and_makes_the_job_visible_at_once(h: Harness) -> None:
     """Any number of releases uses no attempts and leaves no errors."""
     await h.queued("job", max_attempts=2)
     for _ in range(5):
@@ -252,7 +252,7 @@ async def a_release_gives_the_attempt_back_and_shows_the_job_at_once(h: Harness)
 
 
 @rule("RETRY-5")
-async def a_release_can_give_back_all_earlier_attempts(h: Harness) -> None:
+async def a_release_can_return_all_earlier_attempts(h: Harness) -> None:
     """This is for system jobs: leases lost with their workers must not use up their attempts."""
     await h.queued("job", max_attempts=3)
     for _ in range(2):
@@ -262,7 +262,7 @@ async def a_release_can_give_back_all_earlier_attempts(h: Harness) -> None:
     try:
         h.accepted(await h.release(job, forgive=True), JobState.READY)
     except Unsupported as refused:
-        raise Skipped("the store gives back no earlier attempts") from refused
+        raise Skipped("the store cannot return earlier attempts") from refused
     waits = await h.get(job.key)
     expect_equal((waits.attempts, len(waits.errors)), (0, 2), "attempts and errors after a release that forgives")
     expect_equal((await h.claim_one("job")).attempts, 1, "attempt number after it")
@@ -287,7 +287,7 @@ async def a_release_with_a_delay_is_scheduled(h: Harness) -> None:
 
 
 @rule("RETRY-6")
-async def a_release_with_a_reason_says_so_and_since_when(h: Harness) -> None:
+async def a_released_job_shows_its_reason_and_since_when(h: Harness) -> None:
     """The event, the record and the next claim have both. The same reason keeps the time, another one resets it."""
     async with h.frozen() as f:
         job = await f.leased(max_attempts=1)
@@ -300,15 +300,15 @@ async def a_release_with_a_reason_says_so_and_since_when(h: Harness) -> None:
             expect_equal((waits.released_for, waits.first_released_at), wanted, "reason in the record")
             expect_equal((waits.attempts, len(waits.errors)), (0, 0), "attempts and errors after a release")
             event = (await f.history(job.key))[-1]
-            said = {"visible_at": waits.visible_at, "reason": reason}
-            expect_equal((event.kind, event.attempt, event.data), ("released", 1, said), "event")
+            data = {"visible_at": waits.visible_at, "reason": reason}
+            expect_equal((event.kind, event.attempt, event.data), ("released", 1, data), "event")
             await f.advance(100)
             job = await f.claim_one(queue=job.queue)
             expect_equal((job.released_for, job.first_released_at), wanted, "reason as a claim gives it")
 
 
 @rule("RETRY-6")
-async def the_reason_of_a_release_ends_with_the_next_wait(h: Harness) -> None:
+async def the_reason_of_a_release_lasts_until_another_worker_runs_the_job(h: Harness) -> None:
     """A retry, an expired lease, a replay, or a release without a reason ends it: that worker knew the job."""
     async with h.frozen() as f:
         for outcome in ("release", "retry", "expire", "replay"):
@@ -329,11 +329,11 @@ async def the_reason_of_a_release_ends_with_the_next_wait(h: Harness) -> None:
             expect_equal(
                 (waits.released_for, waits.first_released_at), ("", 0), f"reason in the record after {outcome}"
             )
-            expect("reason" not in (await f.history(job.key))[-1].data, f"{outcome} tells of the reason before it")
+            expect("reason" not in (await f.history(job.key))[-1].data, f"{outcome} has the earlier reason")
 
 
 @rule("RETRY-5")
-async def a_released_lease_is_spent(h: Harness) -> None:
+async def a_released_lease_cannot_be_used_again(h: Harness) -> None:
     """A worker that released a job can no longer acknowledge it."""
     job = await h.leased()
     h.accepted(await h.release(job), JobState.READY)

@@ -190,7 +190,7 @@ def _value(event: Event) -> tuple[str, str, int]:
 
 
 @rule("EVENT-2")
-async def one_tenants_flood_takes_no_event_from_another(h: Harness) -> None:
+async def one_tenants_flood_removes_no_event_of_another(h: Harness) -> None:
     """The flooding tenant loses its own events. The other one resumes anywhere, even before them, without a gap."""
     async with h.frozen(keep_events="20") as f:
         log = Log(f, await f.store.last_offset(), f.tenant, f.other)
@@ -231,7 +231,7 @@ async def the_room_of_the_log_is_shared_by_level(h: Harness) -> None:
 
 
 @rule("EVENT-2")
-async def a_reader_holds_the_events_of_its_tenant_alone(h: Harness) -> None:
+async def a_reader_keeps_only_the_events_of_its_own_tenant(h: Harness) -> None:
     """A reader of all tenants holds the events of all."""
     async with h.frozen(keep_events="0") as f:
         log = Log(f, await f.store.last_offset(), f.tenant, f.other)
@@ -259,7 +259,7 @@ async def a_reader_holds_the_events_of_its_tenant_alone(h: Harness) -> None:
 
 
 @rule("EVENT-2")
-async def what_survives_of_a_batch_over_several_tenants_keeps_its_place(h: Harness) -> None:
+async def events_that_survive_trimming_stay_in_order(h: Harness) -> None:
     """Each call enqueues, claims, completes or cancels jobs of several tenants. The log is trimmed in several steps."""
     async with h.frozen(keep_events="60") as f:
         third = f.name("t")
@@ -290,7 +290,7 @@ async def what_survives_of_a_batch_over_several_tenants_keeps_its_place(h: Harne
 
 
 @rule("EVENT-2")
-async def cuts_outlast_the_process_that_made_them(h: Harness) -> None:
+async def cuts_are_known_after_their_process_ends(h: Harness) -> None:
     """Every process that opens the store knows which tenants' events were cut. Later cuts continue from there."""
     if not h.capabilities.durable:
         return
@@ -307,7 +307,7 @@ async def cuts_outlast_the_process_that_made_them(h: Harness) -> None:
 
 
 @rule("EVENT-2")
-async def age_takes_the_events_of_every_tenant(h: Harness) -> None:
+async def old_events_of_every_tenant_are_trimmed(h: Harness) -> None:
     """After seven days, tenants below the level lose events, too. Each gets its own gap, and younger events stay."""
     async with h.frozen(keep_events="10") as f:
         log = Log(f, await f.store.last_offset(), f.tenant, f.other)

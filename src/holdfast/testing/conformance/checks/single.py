@@ -99,7 +99,7 @@ def _alike(event: Event) -> Event:
 
 
 @rule("ENQ-4")
-async def an_enqueue_of_one_does_what_it_does_among_others(h: Harness) -> None:
+async def a_single_enqueue_does_what_a_batch_does(h: Harness) -> None:
     """Record, events, counts, lists, due time, order in its queue and turns are the same, for each option."""
     async with h.frozen() as f:
         for options in OPTIONS:
@@ -122,7 +122,7 @@ async def an_enqueue_of_one_does_what_it_does_among_others(h: Harness) -> None:
 
 
 @rule("TENANT-1")
-async def a_tenant_is_known_by_a_job_that_came_alone(h: Harness) -> None:
+async def a_single_enqueue_makes_its_tenant_known(h: Harness) -> None:
     """Its queue is known, too."""
     tenant, first, second = h.name("t"), h.name("q"), h.name("q")
     for queues in ([first], [first, second]):
@@ -132,7 +132,7 @@ async def a_tenant_is_known_by_a_job_that_came_alone(h: Harness) -> None:
 
 
 @rule("CLAIM-2")
-async def jobs_that_come_alone_and_together_share_one_order(h: Harness) -> None:
+async def jobs_of_single_and_batched_enqueues_share_one_order(h: Harness) -> None:
     """They are ordered by priority, by the time they became visible, then by enqueue."""
     async with h.frozen() as f:
         for tenant in (f.tenant, None):
@@ -173,7 +173,7 @@ async def a_tenant_takes_turns_from_when_its_first_single_job_is_due(h: Harness)
 
 
 @rule("LEASE-5")
-async def tokens_and_offsets_grow_over_calls_of_one_and_of_many(h: Harness) -> None:
+async def tokens_and_offsets_grow_over_single_and_batched_calls(h: Harness) -> None:
     """No number is used twice."""
     async with h.frozen() as f:
         tokens: list[int] = []
@@ -191,7 +191,7 @@ async def tokens_and_offsets_grow_over_calls_of_one_and_of_many(h: Harness) -> N
 
 
 @rule("RESULT-1")
-async def a_completion_of_one_does_what_it_does_among_others(h: Harness) -> None:
+async def a_single_completion_does_what_a_batch_does(h: Harness) -> None:
     """Record, events, counts, lists and the end of retention are the same, for each option and each kind of result."""
     async with h.frozen() as f:
         for options in OPTIONS:
@@ -211,7 +211,7 @@ async def a_completion_of_one_does_what_it_does_among_others(h: Harness) -> None
 
 @rule("KEEP-1")
 async def a_single_job_is_kept_for_its_own_time(h: Harness) -> None:
-    """The time counts from its end, to the millisecond, whatever else ends in its queue. Then it is gone and pruned."""
+    """The time counts from its end, to the millisecond, whatever other jobs of its queue end. Then it is forgotten."""
     async with h.frozen() as f:
         for first, second in ((HOUR, SECOND), (SECOND, HOUR), (0, HOUR), (HOUR, 0)):
             queues = [f.name("q"), f.name("q")]
@@ -244,7 +244,7 @@ async def a_single_job_is_kept_for_its_own_time(h: Harness) -> None:
 
 
 @rule("ENQ-5")
-async def a_job_that_waits_is_never_forgotten_however_it_came(h: Harness) -> None:
+async def a_waiting_job_is_never_forgotten_after_single_and_batched_calls(h: Harness) -> None:
     """Its retention begins at its end, however short it is, whether it was enqueued alone or with others."""
     async with h.frozen() as f:
         for count in (1, 2):
@@ -262,7 +262,7 @@ async def a_job_that_waits_is_never_forgotten_however_it_came(h: Harness) -> Non
 
 
 @rule("RETRY-4")
-async def a_completion_keeps_the_errors_whether_it_comes_alone_or_not(h: Harness) -> None:
+async def single_and_batched_completions_keep_the_errors(h: Harness) -> None:
     """It keeps the errors of earlier attempts, and the progress."""
     twins = Twins(h)
     await twins.enqueue({})
@@ -280,7 +280,7 @@ async def a_completion_keeps_the_errors_whether_it_comes_alone_or_not(h: Harness
 
 
 @rule("LEASE-1")
-async def a_completion_is_judged_the_same_alone_and_among_others(h: Harness) -> None:
+async def single_and_batched_completions_are_judged_alike(h: Harness) -> None:
     """With a wrong token, repeated, or past the deadline, the answers are the same, and nothing changes."""
     async with h.frozen() as f:
         for count in (1, 2):
@@ -305,7 +305,7 @@ async def a_completion_is_judged_the_same_alone_and_among_others(h: Harness) -> 
 
 
 @rule("RESULT-2")
-async def waiters_are_notified_of_ends_that_come_alone_and_together(h: Harness) -> None:
+async def waiters_are_notified_of_single_and_batched_completions(h: Harness) -> None:
     """The hint may have the record, small or large. A record in a hint equals the stored one."""
     with h.listening() as hints:
         for count in (1, 2, 6):
@@ -327,7 +327,7 @@ async def waiters_are_notified_of_ends_that_come_alone_and_together(h: Harness) 
 
 
 @rule("EVENT-2")
-async def the_log_hints_and_counts_in_calls_of_one_and_of_many(h: Harness) -> None:
+async def single_and_batched_calls_send_hints_and_are_counted_in_the_log(h: Harness) -> None:
     """Each call that makes an event sends a hint, and trimming counts events, not calls."""
     async with h.frozen(keep_events="10") as f:
         with f.listening() as hints:
@@ -355,7 +355,7 @@ async def the_log_hints_and_counts_in_calls_of_one_and_of_many(h: Harness) -> No
             for job in await f.claim(9, queue=queue):
                 f.accepted(await f.complete(job), JobState.COMPLETED)
         log = [event.offset for event in await f.events(None, after=await _offset_before_all(f))]
-        for when in ("kept", "kept when it went on from there"):
+        for when in ("kept first", "kept the second time"):
             while (await f.store.prune(1000)).more:
                 pass
             kept = (await f.store.events(None, None, 500)).events

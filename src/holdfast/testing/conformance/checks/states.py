@@ -40,7 +40,7 @@ async def a_job_is_listed_and_counted_in_exactly_one_state(h: Harness) -> None:
 
 
 @rule("STATE-1")
-async def becoming_due_shows_as_ready_and_makes_no_event(h: Harness) -> None:
+async def a_due_job_shows_as_ready_and_makes_no_event(h: Harness) -> None:
     """Scheduled and retrying jobs are ready when they are due. Only the clock decides that."""
     scheduled = await h.job_in(JobState.SCHEDULED, delay_ms=DELAY)
     retrying = await h.job_in(JobState.RETRYING)

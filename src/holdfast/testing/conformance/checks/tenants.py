@@ -62,7 +62,7 @@ async def a_payload_never_names_the_tenant(h: Harness) -> None:
 
 
 @rule("TENANT-1")
-async def settings_and_pauses_are_the_tenants_own(h: Harness) -> None:
+async def settings_and_pauses_apply_to_one_tenant_only(h: Harness) -> None:
     """A tenant's settings and pauses do not affect another tenant's queue of the same name."""
     await h.store.set_tenant(h.tenant, TenantSettings(h.queue, weight=2.0, max_waiting=1))
     await h.store.pause(h.tenant, h.queue, paused=True)
@@ -73,7 +73,7 @@ async def settings_and_pauses_are_the_tenants_own(h: Harness) -> None:
 
 
 @rule("TENANT-1")
-async def counts_and_lists_are_the_tenants_own(h: Harness) -> None:
+async def counts_and_lists_show_one_tenant_only(h: Harness) -> None:
     """Stats and lists of a queue name count and show one tenant's jobs."""
     await h.queued("a", "b")
     await h.queued("c", tenant=h.other)
@@ -88,7 +88,7 @@ async def counts_and_lists_are_the_tenants_own(h: Harness) -> None:
 
 
 @rule("TENANT-1")
-async def a_call_over_several_tenants_gives_each_job_its_own(h: Harness) -> None:
+async def a_call_over_several_tenants_never_mixes_up_their_jobs(h: Harness) -> None:
     """Claims, acknowledgements and reads of many tenants in one call never mix up their jobs."""
     tenants = [h.tenant, h.other, h.name("v")]
     keys = [h.key(f"job-{number}", tenant=tenants[number * number % 3]) for number in range(10)]
@@ -109,7 +109,7 @@ async def a_call_over_several_tenants_gives_each_job_its_own(h: Harness) -> None
 
 @rule("TENANT-1")
 async def a_tenant_is_listed_while_it_has_jobs_or_settings(h: Harness) -> None:
-    """When both are gone it is not listed any more."""
+    """Without either it is no longer listed."""
     for tenant in (h.tenant, h.other):
         await h.queued("job", tenant=tenant)
         await h.cancel(h.key(tenant=tenant))
@@ -128,7 +128,7 @@ async def refused_cursor(read: Callable[[str], Awaitable[object]], cursor: str) 
         await read(cursor)
     except InvalidOption:
         return
-    raise Broken(f"a list goes on from {cursor!r}, which is no cursor")
+    raise Broken(f"a list accepts {cursor!r} as a cursor")
 
 
 @rule("TENANT-1")
@@ -214,7 +214,7 @@ async def answers_of(h: Harness, key: JobKey, token: int) -> list[object]:
 
 
 @rule("TENANT-2")
-async def a_foreign_job_answers_as_one_that_does_not_exist(h: Harness) -> None:
+async def another_tenants_job_answers_like_a_missing_one(h: Harness) -> None:
     """The error is the same in every state of the other tenant's job, which does not change."""
     for state in (JobState.SCHEDULED, JobState.READY, JobState.LEASED, JobState.COMPLETED, JobState.FAILED):
         job = await h.job_in(state)
@@ -233,7 +233,7 @@ async def a_foreign_job_answers_as_one_that_does_not_exist(h: Harness) -> None:
 
 
 @rule("TENANT-2")
-async def a_foreign_token_gives_no_power(h: Harness) -> None:
+async def a_token_is_not_valid_for_another_tenants_job(h: Harness) -> None:
     """The token of one tenant's job is not valid for another tenant's job of the same name."""
     queue = h.name("q")
     mine = await h.leased(queue=queue)
@@ -245,7 +245,7 @@ async def a_foreign_token_gives_no_power(h: Harness) -> None:
 
 
 @rule("TENANT-2")
-async def a_foreign_job_takes_no_id_and_no_key(h: Harness) -> None:
+async def another_tenants_job_takes_no_id_and_no_key(h: Harness) -> None:
     """An enqueue is answered as if the other tenant's jobs and keys did not exist."""
     key = IdempotencyKey("once", "forever")
     await h.queued("job", tenant=h.other, idempotency=key)
@@ -260,7 +260,7 @@ TRICKY_IDS = (
 
 
 @rule("TENANT-3")
-async def names_that_look_alike_never_meet(h: Harness) -> None:
+async def similar_names_are_kept_apart(h: Harness) -> None:
     """Different (tenant, queue, id) are different jobs, with any separators, case, wildcards, quotes and Unicode."""
     unique = h.name("")
     tenants = (f"a{unique}", f"a{unique}.b", f"A{unique}", f"a{unique}-b", f"a{unique}_b")
@@ -287,7 +287,7 @@ async def names_that_look_alike_never_meet(h: Harness) -> None:
 
 
 @rule("TENANT-3")
-async def keys_that_look_alike_never_meet(h: Harness) -> None:
+async def similar_keys_are_kept_apart(h: Harness) -> None:
     """Different (tenant, queue, job type, key) are different idempotency keys."""
     queues = (h.queue, f"{h.queue}:a", f"{h.queue}:a:b")
     for number, (queue, type_, key) in enumerate(product(queues, ("a", "a:b", "A", "b"), ("c", "b:c", "a:b:c", "C"))):

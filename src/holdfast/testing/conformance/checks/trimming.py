@@ -29,7 +29,7 @@ async def trimming_reports_the_gap_that_it_leaves(h: Harness) -> None:
         await some_life(f, 3)
         everything = await f.events(after=start)
         gone = (await f.store.prune(100)).events
-        expect_between(gone, 2, 11, "events trimmed of 15, when 4 are to be kept")
+        expect_between(gone, 2, 11, "events trimmed of 15, when 4 must be kept")
         edge = everything[gone - 1].offset
         await expect_trimmed(f, start, edge)
         await expect_trimmed(f, everything[gone - 2].offset, edge)
@@ -76,7 +76,7 @@ async def trimming_waits_for_the_slowest_reader(h: Harness) -> None:
 
 
 @rule("EVENT-2")
-async def trimming_goes_on_past_a_reader_that_fell_too_far_behind(h: Harness) -> None:
+async def trimming_does_not_wait_for_a_reader_that_is_too_far_behind(h: Harness) -> None:
     """Trimming waits for seven days. Then the reader gets a gap with what it missed."""
     async with h.frozen(keep_events="0") as f:
         await f.queued("job")
@@ -98,7 +98,7 @@ async def trimming_goes_on_past_a_reader_that_fell_too_far_behind(h: Harness) ->
 
 
 @rule("EVENT-2")
-async def trimming_by_time_takes_nothing_young_where_the_clock_was_set_back(h: Harness) -> None:
+async def trimming_by_age_keeps_young_events_after_the_clock_was_set_back(h: Harness) -> None:
     """The log is then not in order of time. Trimming an event that looks old removes no younger one before it."""
     async with h.frozen(keep_events="0") as f:
         start = await f.store.last_offset()

@@ -38,7 +38,7 @@ def expect_share(h: Harness, tenants: Sequence[str], shares: dict[str, int], wha
 
 
 @rule("TENANT-4")
-async def a_backlog_delays_a_stranger_by_one_turn(h: Harness) -> None:
+async def a_backlog_delays_another_tenant_by_one_turn(h: Harness) -> None:
     """However many jobs of one tenant wait, another tenant's next job is claimed after at most one of them."""
     await backlog(h, h.tenant, 200)
     await served(h, 20)
@@ -77,7 +77,7 @@ async def turns_follow_the_weights(h: Harness) -> None:
 
 
 @rule("TENANT-4")
-async def a_weight_of_one_queue_wins_over_the_tenants_own(h: Harness) -> None:
+async def a_weight_for_one_queue_overrides_the_tenants_weight(h: Harness) -> None:
     """A weight can be set for one queue of a tenant. Other queues keep the tenant's weight."""
     await h.store.set_tenant(h.tenant, TenantSettings(weight=4.0))
     await h.store.set_tenant(h.tenant, TenantSettings(h.queue, weight=1.0))
@@ -100,18 +100,18 @@ async def a_newcomer_does_not_catch_up(h: Harness) -> None:
 
 
 @rule("TENANT-4")
-async def leaving_and_coming_back_gains_nothing(h: Harness) -> None:
+async def a_tenant_that_leaves_and_returns_gains_nothing(h: Harness) -> None:
     """A tenant that never has more than one job gets no more turns than one with a backlog."""
     await backlog(h, h.tenant, 40)
     got: list[str] = []
     for _ in range(20):
         await backlog(h, h.other, 1)
         got += await served(h, 1)
-    expect_share(h, got, {h.tenant: 1, h.other: 1}, "turns of a tenant that leaves and comes back")
+    expect_share(h, got, {h.tenant: 1, h.other: 1}, "turns of a tenant that leaves and returns")
 
 
 @rule("TENANT-4")
-async def coming_back_to_an_idle_queue_gains_nothing(h: Harness) -> None:
+async def a_tenant_that_returns_to_an_idle_queue_gains_nothing(h: Harness) -> None:
     """The tenant that was served last is served after a newcomer, even if no tenant had work in between."""
     for first, second in ((h.tenant, h.other), (h.other, h.tenant)):
         queue = h.name("q")
@@ -144,7 +144,7 @@ async def a_tenant_with_nothing_visible_takes_no_turn(h: Harness) -> None:
 
 
 @rule("TENANT-4")
-async def priorities_never_count_between_tenants(h: Harness) -> None:
+async def priorities_do_not_count_between_tenants(h: Harness) -> None:
     """Priority 9 of one tenant does not overtake priority 0 of another, only its own."""
     await backlog(h, h.tenant, 10, priority=9)
     await backlog(h, h.other, 10, priority=0)
@@ -174,7 +174,7 @@ async def a_claim_over_several_queues_takes_from_them_in_rotation(h: Harness) ->
 
 
 @rule("TENANT-4")
-async def queue_names_have_turns_of_their_own(h: Harness) -> None:
+async def each_queue_name_has_its_own_turns(h: Harness) -> None:
     """Turns are counted by queue name. A turn in one queue costs nothing in another."""
     elsewhere = h.name("q")
     await backlog(h, h.tenant, 20, queue=elsewhere)
@@ -206,7 +206,7 @@ async def a_newcomer_to_an_idle_queue_does_not_catch_up(h: Harness) -> None:
     await backlog(h, h.other, 20)
     await served(h, 2)
     await backlog(h, h.tenant, 20)
-    expect_share(h, await served(h, 10), {h.tenant: 1, h.other: 1}, "turns after both came back")
+    expect_share(h, await served(h, 10), {h.tenant: 1, h.other: 1}, "turns after both returned")
 
 
 @rule("TENANT-4")
@@ -246,7 +246,7 @@ async def a_tenant_takes_turns_as_soon_as_its_first_job_is_due(h: Harness) -> No
 
 
 @rule("TENANT-4")
-async def a_tenant_that_came_in_vain_comes_again_when_it_has_work(h: Harness) -> None:
+async def a_tenant_skipped_for_want_of_work_takes_turns_again_when_it_has_work(h: Harness) -> None:
     """The tenant's own worker took its job. It takes no turn, and its next job is found when that is due."""
     async with h.frozen() as f:
         for limit in (1, 3, 9):
@@ -259,13 +259,13 @@ async def a_tenant_that_came_in_vain_comes_again_when_it_has_work(h: Harness) ->
             expect_equal({job.tenant for job in got}, {f.tenant}, "tenants with visible work")
             page = await f.claim_page(9, tenant=None, queue=queue)
             expect_equal(len(got) + len(page.jobs), 5, "visible jobs")
-            expect_equal(page.next_at, await f.now() + SECOND, "when to look again")
+            expect_equal(page.next_at, await f.now() + SECOND, "when to claim again")
             await f.advance(SECOND)
             await f.claim_one("later", tenant=None, queue=queue)
 
 
 @rule("TENANT-4")
-async def a_tenant_that_came_in_vain_gains_nothing(h: Harness) -> None:
+async def a_tenant_skipped_for_want_of_work_gains_nothing(h: Harness) -> None:
     """It returns with the virtual time it had: its earlier turns still count."""
     async with h.frozen() as f:
         if not f.exact_turns:

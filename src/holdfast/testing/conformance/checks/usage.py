@@ -33,7 +33,7 @@ async def expect_usage(h: Harness, jobs: int, keys: int, size: int, parts: int, 
 async def usage_follows_what_a_tenant_keeps(h: Harness) -> None:
     """It counts this tenant's jobs of every state, their payloads, results and errors, until they are forgotten."""
     async with h.frozen() as f:
-        expect_equal(await usage(f), Usage(), "usage of a tenant that never was")
+        expect_equal(await usage(f), Usage(), "usage of an unknown tenant")
         await f.queued("a", "b", "c", "d", payload=b'"' + b"x" * 998 + b'"')
         apart = f.name("q")
         await f.queued("large", payload=b'"' + b"x" * 99_998 + b'"', queue=apart)
@@ -87,7 +87,7 @@ async def usage_follows_batches_and_attempts(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def keys_that_outlive_their_job_are_counted(h: Harness) -> None:
-    """Keys for a time count until it is over, keys held forever always. Other keys never count."""
+    """Keys with a time to live count until it ends, keys held forever always count. Other keys never count."""
     async with h.frozen() as f:
         for policy in ("until_terminal", "until_started", "ttl", "forever"):
             key = IdempotencyKey(policy, policy, 2 * HOUR)
@@ -98,7 +98,7 @@ async def keys_that_outlive_their_job_are_counted(h: Harness) -> None:
         await f.advance(60 * SECOND)
         await expect_usage(f, 0, 2, 0, 0, 0, "when the jobs are forgotten")
         await f.advance(2 * HOUR)
-        await expect_usage(f, 0, 1, 0, 0, 0, "when the time of one key is over")
+        await expect_usage(f, 0, 1, 0, 0, 0, "when one key has expired")
         await f.queued("again", idempotency=IdempotencyKey("ttl", "ttl", HOUR))
         await expect_usage(f, 1, 2, 2, 1, 1, "when its key was taken again")
 

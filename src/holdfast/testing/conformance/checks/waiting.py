@@ -80,7 +80,7 @@ async def a_wait_ends_when_the_job_does(h: Harness) -> None:
 
 
 @rule("RESULT-2")
-async def a_record_in_a_hint_is_the_record_that_is_kept(h: Harness) -> None:
+async def the_record_in_a_hint_is_the_stored_record(h: Harness) -> None:
     """This holds through another handle, too. A waiter with the record need not read it: the job may be forgotten."""
     other = (await h.handles(2))[1]
     with h.listening(other) as far:
@@ -146,7 +146,7 @@ async def all_waiters_on_one_id_get_the_result_of_one_run(h: Harness) -> None:
 
 
 @rule("RESULT-3")
-async def a_waiter_that_leaves_disturbs_no_other(h: Harness) -> None:
+async def a_canceled_waiter_does_not_affect_the_others(h: Harness) -> None:
     """One waiter is canceled, one times out, the third gets the result."""
     async with queue_of(h) as queue:
         await queue.enqueue({}, id="job")
@@ -222,7 +222,7 @@ async def a_lease_is_renewed_under_a_handler_that_blocks_the_event_loop(h: Harne
 
 
 @rule("CANCEL-2")
-async def a_running_handler_is_notified_within_a_second(h: Harness) -> None:
+async def a_running_handler_learns_of_a_cancel_within_a_second(h: Harness) -> None:
     """It is interrupted and can clean up. Nothing that it does afterwards is recorded."""
     began, seen = asyncio.Event(), asyncio.Event()
 
