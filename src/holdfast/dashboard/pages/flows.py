@@ -13,7 +13,7 @@ from holdfast.core.job import TERMINAL, Job, JobState
 from holdfast.core.names import FLOWS
 from holdfast.dashboard.page import Fragment, WebPage, of_tenant
 from holdfast.dashboard.view import View
-from holdfast.queue.inspect import states_of
+from holdfast.queue.filters import states_of
 from holdfast.store import ListQuery, Signal
 
 SHOWN = 25
