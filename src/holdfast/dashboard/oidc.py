@@ -91,7 +91,7 @@ class Pending(Struct, frozen=True):
     ends_at: float
 
 
-class _Document(Struct):
+class _Discovery(Struct):
     """What discovery says of an issuer."""
 
     issuer: str
@@ -101,7 +101,7 @@ class _Document(Struct):
     token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
 
 
-class _Answer(Struct):
+class _TokenAnswer(Struct):
     id_token: str
 
 
@@ -114,7 +114,7 @@ class Issuer:
         self._limits = limits or Limits()
         self._bad = BadTokens(self._limits.bad_tokens)
         self._lock = asyncio.Lock()
-        self._document: _Document | None = None
+        self._document: _Discovery | None = None
         self._read_at = -RENEW_S
         self._keys: Keys | None = None
         self._tokens: Tokens | None = None
@@ -238,7 +238,7 @@ class Issuer:
 
     # Requests to the issuer --------------------------------------------------------------------------------
 
-    async def _exchange(self, document: _Document, code: str, verifier: str) -> str:
+    async def _exchange(self, document: _Discovery, code: str, verifier: str) -> str:
         """The id token for a code."""
         settings = self.settings
         form = {
@@ -257,7 +257,7 @@ class Issuer:
                 form["client_secret"] = settings.client_secret
         try:
             text = await _fetched(document.token_endpoint, urlencode(form).encode(), headers)
-            return msgspec.json.decode(text, type=_Answer).id_token
+            return msgspec.json.decode(text, type=_TokenAnswer).id_token
         except HTTPError as error:
             _log.warning("the issuer refused a code", issuer=self.host, status=error.code)
             if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -267,7 +267,7 @@ class Issuer:
             _log.warning("the issuer gave no token", issuer=self.host, error=type(error).__name__)
             raise _unreachable() from None
 
-    async def _discover(self) -> tuple[_Document, Tokens]:
+    async def _discover(self) -> tuple[_Discovery, Tokens]:
         """The issuer's document, and what verifies its tokens. While it cannot be read again, the old one stays."""
         async with self._lock:
             if time.monotonic() - self._read_at > RENEW_S:
@@ -282,7 +282,7 @@ class Issuer:
             return self._document, self._tokens
 
     def _take(self, text: bytes) -> None:
-        found = msgspec.json.decode(text, type=_Document)
+        found = msgspec.json.decode(text, type=_Discovery)
         if found.issuer != self.settings.issuer:
             raise ValueError(f"it is of another issuer: {found.issuer[:200]!r}")
         for address in (found.authorization_endpoint, found.token_endpoint, found.jwks_uri):

@@ -137,7 +137,7 @@ def _fetch(source: str) -> bytes:
 
 
 def is_safe(url: str) -> bool:
-    """Whether nobody on the way can change what this URL answers: TLS, or this machine."""
+    """Whether what this URL answers cannot be changed on the way: it is TLS, or this machine."""
     parts = urlsplit(url)
     return bool(parts.hostname) and (parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOCAL))
 

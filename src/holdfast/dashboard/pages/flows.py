@@ -23,7 +23,7 @@ MAX_STEPS_READ = 300
 """The most steps that are read to show how far the running flows of a page have come."""
 
 
-class Row(Struct, frozen=True):
+class FlowRow(Struct, frozen=True):
     """A flow. `steps` is 0 if its plan cannot be read here, `done` is None if it was not counted."""
 
     job: Job
@@ -71,7 +71,7 @@ def _sees(view: View, plan: Plan) -> bool:
     return all(view.sees(step.queue) for step in plan.steps)
 
 
-async def _rows(view: View, found: Sequence[tuple[Job, Plan | None]]) -> list[Row]:
+async def _rows(view: View, found: Sequence[tuple[Job, Plan | None]]) -> list[FlowRow]:
     """How far the flows have come: one read of the steps of those that run, while there are not too many."""
     left, wanted = MAX_STEPS_READ, list[tuple[Job, Plan]]()
     for job, plan in found:
@@ -84,11 +84,11 @@ async def _rows(view: View, found: Sequence[tuple[Job, Plan | None]]) -> list[Ro
     for job, plan in wanted:
         own = [step.state for step, _ in zip(steps, plan.steps, strict=False) if step is not None and is_own(job, step)]
         counted[job.id] = own.count(JobState.COMPLETED), own.count(JobState.FAILED)
-    rows: list[Row] = []
+    rows: list[FlowRow] = []
     for job, plan in found:
         count = 0 if plan is None else len(plan.steps)
         done, bad = counted.get(job.id, (count if job.state is JobState.COMPLETED else None, 0))
-        rows.append(Row(job, count, done, bad))
+        rows.append(FlowRow(job, count, done, bad))
     return rows
 
 

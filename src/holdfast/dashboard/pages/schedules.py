@@ -26,7 +26,7 @@ LATE_MS = 30_000
 FAILED = frozenset({JobState.FAILED})
 
 
-class Row(Struct, frozen=True):
+class ScheduleRow(Struct, frozen=True):
     """A schedule, and the job of its last tick."""
 
     schedule: Schedule
@@ -73,7 +73,7 @@ async def _page(view: View, states: frozenset[JobState], cursor: str | None, lim
     return SchedulePage(own[:limit], None, page.now)
 
 
-async def rows(view: View, schedules: Sequence[Schedule], now: int) -> list[Row]:
+async def rows(view: View, schedules: Sequence[Schedule], now: int) -> list[ScheduleRow]:
     """What the list shows of schedules: three reads for all of them."""
     ticks = [_last_tick(one, now) for one in schedules]
     keys = [tick_key(view, one, tick) for one, tick in zip(schedules, ticks, strict=True) if tick is not None]
@@ -85,7 +85,7 @@ async def rows(view: View, schedules: Sequence[Schedule], now: int) -> list[Row]
         refusal = await over_quota(view.store, view.tenant)
         late = str(refusal) if refusal is not None else "No process that does maintenance has fired it."
     return [
-        Row(
+        ScheduleRow(
             one, tick, None if tick is None else jobs.get(tick_key(view, one, tick)),
             one.definition.target.queue in paused, late if one.next_at < now - LATE_MS else "",
         )
