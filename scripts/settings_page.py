@@ -25,6 +25,7 @@ VARIABLES = {
     "HOLDFAST_JWT_AUDIENCE": "their audience: `--jwt-audience`",
     "HOLDFAST_TENANT_CLAIM": "the claim that names their tenant: `--tenant-claim`",
     "HOLDFAST_DASHBOARD_KEY": "the secret of the dashboard's sessions; default: the tokens' shared key, or a new one",
+    "HOLDFAST_OIDC_CLIENT_SECRET": "the secret of the client of `--oidc-issuer`; without it: a public client",
     "HOLDFAST_PROOF": "the directory with the certificate and the audit that the dashboard shows: `dashboard --proof`",
     "HOLDFAST_AUDIT_LOG": "a file: each command that changes something adds a line to it",
     "HOLDFAST_SPARK_LOG": "`error`, `warn` or `info`: show Spark's own log",

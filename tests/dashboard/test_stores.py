@@ -2,6 +2,7 @@
 
 import re
 import uuid
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -18,21 +19,43 @@ async def fails(text: str) -> str:
     raise Permanent(text)
 
 
-@pytest.fixture(params=["memory", "file", "valkey", "postgres", "http"])
-async def url(request, tmp_path, monkeypatch):
-    if request.param == "valkey":
-        yield request.getfixturevalue("valkey").url(prefix=f"t{uuid.uuid4().hex[:12]}")
-    elif request.param == "postgres":
-        server, name = request.getfixturevalue("postgres"), f"t{uuid.uuid4().hex[:12]}"
-        server.sql(f"CREATE DATABASE {name}")
-        yield server.url(name)
-        server.sql(f"DROP DATABASE {name} WITH (FORCE)")
-    elif request.param == "http":
-        monkeypatch.setenv("HOLDFAST_TOKEN", token("acme"))
-        async with serving(f"file:{tmp_path}/data") as service:
-            yield f"http://127.0.0.1:{service.port}"
-    else:
-        yield f"file:{tmp_path}/data" if request.param == "file" else f"memory:{uuid.uuid4().hex}"
+@asynccontextmanager
+async def _memory(request, tmp_path):
+    yield f"memory:{uuid.uuid4().hex}"
+
+
+@asynccontextmanager
+async def _file(request, tmp_path):
+    yield f"file:{tmp_path}/data"
+
+
+@asynccontextmanager
+async def _valkey(request, tmp_path):
+    yield request.getfixturevalue("valkey").url(prefix=f"t{uuid.uuid4().hex[:12]}")
+
+
+@asynccontextmanager
+async def _postgres(request, tmp_path):
+    server, name = request.getfixturevalue("postgres"), f"t{uuid.uuid4().hex[:12]}"
+    server.sql(f"CREATE DATABASE {name}")
+    yield server.url(name)
+    server.sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@asynccontextmanager
+async def _http(request, tmp_path):
+    request.getfixturevalue("monkeypatch").setenv("HOLDFAST_TOKEN", token("acme"))
+    async with serving(f"file:{tmp_path}/data") as service:
+        yield f"http://127.0.0.1:{service.port}"
+
+
+PLACES = {"memory": _memory, "file": _file, "valkey": _valkey, "postgres": _postgres, "http": _http}
+
+
+@pytest.fixture(params=PLACES)
+async def url(request, tmp_path):
+    async with PLACES[request.param](request, tmp_path) as found:
+        yield found
 
 
 async def test_the_pages_show_and_do_the_same_on_every_store(url):

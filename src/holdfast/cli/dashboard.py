@@ -6,6 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.oidc import (
+    OidcClient,
+    OidcIssuer,
+    OidcRole,
+    OidcRoles,
+    OidcScope,
+    OidcTenant,
+    PublicUrl,
+    oidc_settings,
+)
 from holdfast.cli.options import TENANT_VARIABLE, Blobs, Store, blobs_url, needing, store_url
 from holdfast.cli.output import say
 from holdfast.cli.serve import (
@@ -28,6 +38,7 @@ if TYPE_CHECKING:
     from socket import socket
 
     from holdfast.dashboard.access import Access
+    from holdfast.dashboard.oidc import OidcSettings
     from holdfast.service.settings import TokenSettings
 
 
@@ -49,6 +60,13 @@ def dashboard(
     issuer: Issuer = None,
     audience: Audience = None,
     tenant_claim: TenantClaim = None,
+    public_url: PublicUrl = None,
+    oidc_issuer: OidcIssuer = None,
+    oidc_client_id: OidcClient = None,
+    oidc_scope: OidcScope = "openid",
+    oidc_tenant_claim: OidcTenant = "tid",
+    oidc_roles_claim: OidcRoles = "roles",
+    oidc_role: OidcRole = None,
     blobs: Blobs = None,
     proof: Proof = None,
     json_logs: JsonLogs = False,
@@ -57,20 +75,24 @@ def dashboard(
     """Serve the dashboard of a store until SIGTERM or Ctrl-C.
 
     On this machine it opens without a login and shows all tenants. On another --host it asks for a token of the HTTP
-    API, so it needs the key that verifies them.
+    API, so it needs the key that verifies them. With --oidc-issuer people log in there, on any --host.
     """
     import os
 
     from holdfast.cli.running import exit_on_term
 
     with needing("dashboard", "dashboard"):
-        from holdfast.dashboard.access import OnLoopback
         from holdfast.service.listening import is_loopback, listen, run
         from holdfast.telemetry import logging
 
-    tokens = None
-    if not is_loopback(host):
-        tokens = token_settings(key_file, jwks, issuer, audience, tenant_claim).check()
+    oidc = oidc_settings(
+        oidc_issuer, oidc_client_id, public_url, oidc_scope, oidc_tenant_claim, oidc_roles_claim, oidc_role
+    )
+    tokens: TokenSettings | None = token_settings(key_file, jwks, issuer, audience, tenant_claim)
+    if (oidc is not None and tokens.hs256_key is None and tokens.jwks is None) or (oidc is None and is_loopback(host)):
+        tokens = None
+    else:
+        tokens.check()
     url = store_url(store)
     exit_on_term()
     logging.configure(json=json_logs, level=checked_level(log_level).upper())
@@ -80,24 +102,31 @@ def dashboard(
         "url": url, "blobs": blobs_url(blobs), "tenant": tenant or os.environ.get(TENANT_VARIABLE),
         "proof": proof_directory(proof),
     }  # fmt: skip
-    run(_serve(sock, OnLoopback() if tokens is None else tokens, **given))
+    run(_serve(sock, tokens, oidc, **given))
 
 
 async def _serve(
-    sock: socket, access: Access | TokenSettings, *, url: str, blobs: str | None, tenant: str | None, proof: Path | None
+    sock: socket,
+    tokens: TokenSettings | None,
+    oidc: OidcSettings | None,
+    *,
+    url: str,
+    blobs: str | None,
+    tenant: str | None,
+    proof: Path | None,
 ) -> None:
     from holdfast.blobs import Blobs as BlobStore
     from holdfast.cli.running import ignore_signals
     from holdfast.core.names import check_tenant
-    from holdfast.dashboard.access import ByToken
+    from holdfast.dashboard.access import ByToken, OnLoopback
     from holdfast.dashboard.app import Dashboard
     from holdfast.dashboard.server import serve, session_key
     from holdfast.opening import make_store
-    from holdfast.service.settings import TokenSettings
 
     store = make_store(existing(url))
-    if isinstance(access, TokenSettings):
-        access = ByToken.of(access, store, key=session_key(session_secret(access)))
+    access: Access = OnLoopback()
+    if tokens is not None or oidc is not None:
+        access = ByToken.of(tokens, store, key=session_key(session_secret(tokens)), oidc=oidc)
     kept = None if blobs is None else BlobStore.open(blobs)
     first = "" if tenant is None else check_tenant(tenant)
     try:

@@ -11,6 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from holdfast.cli.oidc import (
+    OidcClient,
+    OidcIssuer,
+    OidcRole,
+    OidcRoles,
+    OidcScope,
+    OidcTenant,
+    PublicUrl,
+    oidc_settings,
+)
 from holdfast.cli.options import Blobs, GaugesByTenant, Store, blobs_url, duration, gauges_by_tenant, needing, store_url
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
 from holdfast.core.errors import InvalidOption
@@ -142,6 +152,13 @@ def serve(
         bool,
         typer.Option("--dashboard", help=f"Serve the dashboard too, at /dashboard. [env, its key: {PAGES_VARIABLE}]"),
     ] = False,
+    public_url: PublicUrl = None,
+    oidc_issuer: OidcIssuer = None,
+    oidc_client_id: OidcClient = None,
+    oidc_scope: OidcScope = "openid",
+    oidc_tenant_claim: OidcTenant = "tid",
+    oidc_roles_claim: OidcRoles = "roles",
+    oidc_role: OidcRole = None,
     audit_queue: Annotated[
         bool, typer.Option("--audit-queue", help="Keep the audit trail in the store, too; `holdfast trail` prints it.")
     ] = False,
@@ -184,8 +201,12 @@ def serve(
         proxies=check_proxies(trusted_proxies),
     )
     logs: dict[str, Any] = {"json": json_logs, "level": checked_level(log_level).upper()}
-    pages = session_secret(settings.tokens) if dashboard else None
-    mount_of(pages)
+    oidc = oidc_settings(
+        oidc_issuer, oidc_client_id, public_url, oidc_scope, oidc_tenant_claim, oidc_roles_claim, oidc_role
+    )
+    if oidc is not None and not dashboard:
+        raise InvalidOption("oidc_issuer", "it needs --dashboard")
+    pages = mount_of(session_secret(settings.tokens) if dashboard else None, oidc=oidc)
     exit_on_term()
     sock = listen(host, port, settings.limits.send_s)
     if processes == 1:
@@ -225,9 +246,9 @@ def address(sock: socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def session_secret(tokens: TokenSettings) -> str:
+def session_secret(tokens: TokenSettings | None) -> str:
     """What the sessions of the dashboard are signed with: every process of a service has the same."""
-    return os.environ.get(PAGES_VARIABLE) or tokens.hs256_key or secrets.token_urlsafe(32)
+    return os.environ.get(PAGES_VARIABLE) or (tokens and tokens.hs256_key) or secrets.token_urlsafe(32)
 
 
 def mount_of(secret: str | None, **options: Any) -> Mount | None:
@@ -249,7 +270,7 @@ def proof_directory(given: Path | None) -> Path | None:
 
 
 def _child(
-    settings: ServiceSettings, sock: socket, logs: dict[str, Any], metrics: Metrics, pages: str | None, number: int
+    settings: ServiceSettings, sock: socket, logs: dict[str, Any], metrics: Metrics, pages: Mount | None, number: int
 ) -> NoReturn:
     """Run as one of several processes. The first one serves the metrics of all."""
     from holdfast.cli import exit_code_of
@@ -259,7 +280,9 @@ def _child(
     sys.exit(exit_code_of(lambda: _serve(settings, sock, logs, None if number else metrics, pages)))
 
 
-def _serve(settings: ServiceSettings, sock: socket, logs: dict[str, Any], metrics: Metrics, pages: str | None) -> None:
+def _serve(
+    settings: ServiceSettings, sock: socket, logs: dict[str, Any], metrics: Metrics, pages: Mount | None
+) -> None:
     from holdfast.cli.running import ignore_signals
     from holdfast.cli.session import shown_url
     from holdfast.service.server import run
@@ -276,6 +299,6 @@ def _serve(settings: ServiceSettings, sock: socket, logs: dict[str, Any], metric
     log = logging.get_logger("holdfast.cli")
     shown = {} if pages is None else {"dashboard": f"{address(sock)}/dashboard"}
     ready = partial(log.info, "serving", url=address(sock), store=shown_url(settings.store), **shown)
-    run(settings, sock, ready, mount_of(pages))
+    run(settings, sock, ready, pages)
     ignore_signals()
     log.info("stopped")

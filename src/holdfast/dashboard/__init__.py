@@ -2,6 +2,7 @@
 
     app          the application: its routes, and the checks of every request
     guard        the headers of every answer            access       who looks: by token, or on loopback
+    oidc         login at an issuer                     graph        a flow as SVG
     sessions     signed cookies                         source       the store, its tenants and Queues
     page         what a page is                         view         one request for a page
     live         which fragment of a page changed       rendering    templates; `showing`: how values are shown
@@ -18,6 +19,7 @@ A page is one module in `pages` with a `PAGE`, and one template of the same name
 from holdfast.dashboard.access import ByToken, OnLoopback
 from holdfast.dashboard.app import Dashboard
 from holdfast.dashboard.mounting import mount_dashboard
+from holdfast.dashboard.oidc import OidcSettings
 from holdfast.dashboard.view import Viewer
 
-__all__ = ["ByToken", "Dashboard", "OnLoopback", "Viewer", "mount_dashboard"]
+__all__ = ["ByToken", "Dashboard", "OidcSettings", "OnLoopback", "Viewer", "mount_dashboard"]

@@ -1,7 +1,4 @@
-"""Who looks: any user of this machine, or the holder of a token.
-
-Another way to log in, such as OIDC, ends like `ByToken.log_in`: it makes a `Viewer` and calls `Sessions.start`.
-"""
+"""Who looks: any user of this machine, the holder of a token, or who an issuer names (see `oidc`)."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from typing import Protocol
 from starlette.requests import Request
 
 from holdfast.core.errors import StoreError
+from holdfast.dashboard.oidc import Issuer, OidcSettings
 from holdfast.dashboard.sessions import Sessions
 from holdfast.dashboard.view import EVERYTHING, NotShown, Viewer
 from holdfast.service.errors import Refusal
@@ -17,7 +15,7 @@ from holdfast.service.keys import Keys
 from holdfast.service.listening import is_loopback
 from holdfast.service.revoked import Revoked
 from holdfast.service.settings import Limits, TokenSettings
-from holdfast.service.tokens import Caller, Tokens
+from holdfast.service.tokens import Caller, Tokens, refused
 from holdfast.store import Store
 
 COOKIE, SAFE_COOKIE = "holdfast-session", "__Host-holdfast-session"
@@ -33,6 +31,16 @@ class Access(Protocol):
     @property
     def has_login(self) -> bool:
         """Whether there is a login."""
+        ...
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether a pasted token is a login."""
+        ...
+
+    @property
+    def issuer(self) -> Issuer | None:
+        """Who else logs people in."""
         ...
 
     async def open(self) -> None:
@@ -59,7 +67,8 @@ class OnLoopback:
     rebinding) sends its own name.
     """
 
-    has_login = False
+    has_login = takes_tokens = False
+    issuer = None
 
     def __init__(self) -> None:
         self.sessions = Sessions()
@@ -84,21 +93,46 @@ class OnLoopback:
 
 
 class ByToken:
-    """The holder of a token of the HTTP service, who pastes it once and gets a session. [TENANT-1]"""
+    """The holder of a token of the HTTP service, who pastes it once and gets a session. [TENANT-1]
+
+    With an `issuer`, also who logs in there; without `tokens`, those alone.
+    """
 
     has_login = True
 
-    def __init__(self, tokens: Tokens, revoked: Revoked, keys: Keys | None = None, *, key: bytes | None = None) -> None:
+    def __init__(
+        self,
+        tokens: Tokens | None,
+        revoked: Revoked,
+        keys: Keys | None = None,
+        *,
+        key: bytes | None = None,
+        issuer: Issuer | None = None,
+    ) -> None:
         self.sessions = Sessions(key)
+        self.issuer = issuer
         self._tokens = tokens
         self._revoked = revoked
         self._keys = keys
 
     @classmethod
-    def of(cls, settings: TokenSettings, store: Store, *, key: bytes | None = None) -> ByToken:
+    def of(
+        cls,
+        settings: TokenSettings | None,
+        store: Store,
+        *,
+        key: bytes | None = None,
+        oidc: OidcSettings | None = None,
+    ) -> ByToken:
         """With keys and revocations of its own."""
-        keys = Keys(settings.hs256_key, settings.jwks)
-        return cls(Tokens(settings.check(), keys, Limits()), Revoked(store), keys, key=key)
+        given = TokenSettings() if settings is None else settings.check()
+        keys = Keys(given.hs256_key, given.jwks)
+        tokens = None if settings is None else Tokens(given, keys, Limits())
+        return cls(tokens, Revoked(store), keys, key=key, issuer=None if oidc is None else Issuer(oidc))
+
+    @property
+    def takes_tokens(self) -> bool:
+        return self._tokens is not None
 
     async def open(self) -> None:
         if self._keys is not None:
@@ -108,6 +142,8 @@ class ByToken:
         if self._keys is not None:
             await self._keys.close()
             await self._revoked.close()
+        if self.issuer is not None:
+            await self.issuer.close()
 
     async def viewer(self, request: Request) -> Viewer | None:
         viewer = self.sessions.viewer(request.cookies.get(cookie_name(request), ""))
@@ -122,6 +158,8 @@ class ByToken:
 
     async def log_in(self, token: str, address: str) -> Viewer:
         """The viewer that a token names. Raises a refusal: of the token, or after too many bad ones."""
+        if self._tokens is None:
+            raise refused("this dashboard takes none")
         caller = await self._tokens.caller(b"Bearer " + token.encode(errors="replace"), address, operators=True)
         await self._revoked.check(caller)
         return Viewer(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from msgspec import json
 from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,6 +24,7 @@ from holdfast.core.errors import HoldfastError, StoreError
 from holdfast.dashboard.access import Access, ByToken, cookie_name
 from holdfast.dashboard.guard import Guard, check_origin, form_of
 from holdfast.dashboard.live import LivePages, Rendered
+from holdfast.dashboard.oidc import BEGIN, PENDING_S, RETURN, Issuer, Pending
 from holdfast.dashboard.page import Action, Form, WebPage
 from holdfast.dashboard.pages import PAGES
 from holdfast.dashboard.rendering import STATIC, Templates, static_file
@@ -94,6 +96,8 @@ class Dashboard:
                     Route("/static/{name}", self._static),
                     Route("/login", self._endpoint(self._login_page)),
                     Route("/login", self._endpoint(self._log_in), methods=["POST"]),
+                    Route(BEGIN, self._endpoint(self._begin_at_issuer)),
+                    Route(RETURN, self._endpoint(self._return_from_issuer)),
                     Route("/logout", self._endpoint(self._log_out), methods=["POST"]),
                 ],
                 exception_handlers={HTTPException: self._not_routed},
@@ -177,7 +181,7 @@ class Dashboard:
                 raise _NoTenant(f"{_base(request)}/tenants")
         elif not viewer.is_operator:
             raise NotShown(404, "There is no such page.")
-        if not viewer.may(page.scope):
+        if not viewer.may_see(page.scope):
             raise NotShown(403, f"Your token needs the scope {page.scope} to see this.")
         return View(self._source, viewer, path or page.path, query, base=_base(request), tenant=tenant)
 
@@ -264,7 +268,7 @@ class Dashboard:
 
     async def _log_in(self, request: Request) -> Response:
         check_origin(request.headers)
-        if not isinstance(self.access, ByToken):
+        if not isinstance(self.access, ByToken) or not self.access.takes_tokens:
             raise NotShown(404, "There is no such page.")
         form = Form(await form_of(request))
         self._check_form(form, None)
@@ -272,13 +276,57 @@ class Dashboard:
             viewer = await self.access.log_in(form.text("token"), request.client.host if request.client else "")
         except Refusal as refusal:
             return await self._login_page(request, str(refusal), STATUS.get(refusal.code, 401))
-        cookie, lifetime_s = self.access.sessions.start(viewer)
+        response = RedirectResponse(_inside(request, form.text("next")) or f"{_base(request)}/", 303)
+        return await self._logged_in(request, viewer, response)
+
+    async def _logged_in(self, request: Request, viewer: Viewer, response: Response) -> Response:
+        """Begin a new session with this answer, and end the one before it."""
+        sessions, name = self.access.sessions, cookie_name(request)
+        cookie, lifetime_s = sessions.start(viewer)
         if len(cookie) > MAX_COOKIE:
             why = "This token names more queues than a session can hold. Use one for fewer queues, or for all."
             return await self._login_page(request, why, 400)
-        response = RedirectResponse(_inside(request, form.text("next")) or f"{_base(request)}/", 303)
-        self._set_cookie(request, response, cookie_name(request), cookie, int(lifetime_s))
+        before = sessions.viewer(request.cookies.get(name, ""))
+        if before is not None:
+            sessions.end(before)
+        self._set_cookie(request, response, name, cookie, int(lifetime_s))
         return response
+
+    def _issuer(self) -> Issuer:
+        if self.access.issuer is None:
+            raise NotShown(404, "There is no such page.")
+        return self.access.issuer
+
+    async def _begin_at_issuer(self, request: Request) -> Response:
+        """Send the browser to the issuer. A link leads here: the policy lets no form lead elsewhere."""
+        to, pending = await self._issuer().begin(_inside(request, request.query_params.get("next")))
+        response = RedirectResponse(to, 303)
+        self._set_pending(request, response, self.access.sessions.sign("oidc", json.encode(pending)), PENDING_S)
+        return response
+
+    async def _return_from_issuer(self, request: Request) -> Response:
+        """Take in who comes back. The page that follows asks for the next one: to that, the new cookie is sent."""
+        issuer = self._issuer()
+        data = self.access.sessions.verified("oidc", request.cookies.get(_pending_name(issuer), ""))
+        pending = None if data is None else json.decode(data, type=Pending)
+        address = request.client.host if request.client else ""
+        try:
+            viewer, following = await issuer.finish(pending, request.query_params, address)
+        except Refusal as refusal:
+            response = await self._login_page(request, str(refusal), STATUS.get(refusal.code, 401))
+        else:
+            to = _inside(request, following) or f"{_base(request)}/"
+            response = await self._logged_in(request, viewer, self._html(request, "continue.html", None, to=to))
+        self._set_pending(request, response, "", 0)
+        return response
+
+    def _set_pending(self, request: Request, response: Response, value: str, max_age: int) -> None:
+        """The cookie of a login in progress. Lax: it must come along when the issuer sends the browser back."""
+        issuer = self._issuer()
+        path = "/" if issuer.is_secure else _base(request) or "/"
+        response.set_cookie(
+            _pending_name(issuer), value, max_age, path=path, secure=issuer.is_secure, httponly=True, samesite="lax"
+        )
 
     async def _log_out(self, request: Request) -> Response:
         check_origin(request.headers)
@@ -313,6 +361,8 @@ class Dashboard:
             "viewer": viewer,
             "form_token": self.access.sessions.form_token(viewer),
             "has_login": self.access.has_login,
+            "takes_tokens": self.access.takes_tokens,
+            "issuer": self.access.issuer,
             "pages": [page for page in self.pages.values() if page.nav],
             "store": self._source.shown,
             "flash": "",
@@ -328,6 +378,10 @@ class Dashboard:
     async def _not_routed(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         return self._error(request, status, "There is no such page." if status == 404 else "NotShown.")  # noqa: PLR2004
+
+
+def _pending_name(issuer: Issuer) -> str:
+    return f"{'__Host-' if issuer.is_secure else ''}holdfast-login"
 
 
 class _NoTenant(Exception):

@@ -12,6 +12,7 @@ from starlette.routing import Mount
 from holdfast.core.errors import InvalidOption
 from holdfast.dashboard.access import Access, ByToken
 from holdfast.dashboard.app import Dashboard
+from holdfast.dashboard.oidc import OidcSettings
 from holdfast.opening import make_store
 from holdfast.service.settings import TokenSettings
 from holdfast.store import Store
@@ -26,21 +27,23 @@ def mount_dashboard(
     *,
     path: str = "/dashboard",
     tokens: TokenSettings | None = None,
+    oidc: OidcSettings | None = None,
     access: Access | None = None,
     **options: Any,
 ) -> Dashboard:
     """Mount the dashboard of a store in a Starlette or FastAPI application, at `path`.
 
-    `tokens` says which tokens open it: those of the HTTP service. `access` decides otherwise: `OnLoopback()` for
-    development, or an object of your own. A store that is given by its URL is closed with the application. Raises
-    InvalidOption.
+    `tokens` says which tokens open it: those of the HTTP service. `oidc` says where people log in instead, or besides.
+    `access` decides otherwise: `OnLoopback()` for development, or an object of your own. A store that is given by its
+    URL is closed with the application. Raises InvalidOption.
     """
-    if (tokens is None) == (access is None):
-        raise InvalidOption("access", "who may look? Give tokens=TokenSettings(...), or access=OnLoopback()")
+    if (tokens is None and oidc is None) == (access is None):
+        why = "who may look? Give tokens=TokenSettings(...), oidc=OidcSettings(...), or access=OnLoopback()"
+        raise InvalidOption("access", why)
     if not path.startswith("/") or path.endswith("/"):
         raise InvalidOption("path", f"{path!r} must begin with a slash and end with none")
     opened = make_store(store) if isinstance(store, str) else store
-    chosen = access if access is not None else ByToken.of(tokens or TokenSettings(), opened)
+    chosen = access if access is not None else ByToken.of(tokens, opened, oidc=oidc)
     options.setdefault("stream_s", MOUNTED_STREAM_S)
     dashboard = Dashboard(opened, chosen, **options)
     app.router.routes.append(Mount(path, dashboard, name="holdfast-dashboard"))

@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from holdfast.dashboard.access import ByToken, OnLoopback
 from holdfast.dashboard.app import Dashboard
+from holdfast.dashboard.oidc import Issuer, OidcSettings
 from holdfast.dashboard.view import Viewer
 from holdfast.service.limits import DEBT_S
 from holdfast.service.listening import Server
@@ -48,9 +49,19 @@ async def serve(dashboard: Dashboard, sock: socket.socket, ready: Callable[[], N
 
 
 def in_service(
-    context: ServiceContext, *, key: bytes | None, is_open: bool = False, tenant: str = "", proof: Path | None = None
+    context: ServiceContext,
+    *,
+    key: bytes | None,
+    is_open: bool = False,
+    tenant: str = "",
+    proof: Path | None = None,
+    oidc: OidcSettings | None = None,
 ) -> Dashboard:
-    """The pages of a service, for the holders of its tokens; `is_open` on loopback, for development."""
+    """The pages of a service, for the holders of its tokens, and for those whom an issuer names.
+
+    `is_open` on loopback, for development.
+    """
+    issuer = None if oidc is None else Issuer(oidc)
 
     def note(request: Request, viewer: Viewer) -> None:
         """Count a request as one of its tenant, like those of the API. Raises a refusal."""
@@ -62,7 +73,7 @@ def in_service(
 
     return Dashboard(
         context.store,
-        OnLoopback() if is_open else ByToken(context.tokens, context.revoked, key=key),
+        OnLoopback() if is_open else ByToken(context.tokens, context.revoked, key=key, issuer=issuer),
         blobs=context.blobs,
         tenant=tenant,
         url=context.settings.store,

@@ -45,6 +45,10 @@ class Viewer(Struct, frozen=True):
         """Whether they have the scope. An operator may read everything."""
         return scope in self.scopes or (scope == READ and self.is_operator)
 
+    def may_see(self, scope: str) -> bool:
+        """Whether they see the pages that ask for a scope. An operator sees all pages."""
+        return scope in self.scopes or self.is_operator
+
     @property
     def is_operator(self) -> bool:
         """Whether they see every tenant."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from msgspec import MsgspecError
+from msgspec import MsgspecError, Struct
 
 from holdfast.budgets import ceiling_ms, check_schedules
 from holdfast.core import schedule as core
@@ -128,6 +128,35 @@ class AsJobs:
             elif (await self._store.cancel([Cancel(key)]))[0] == "canceled":
                 return True
         raise _busy(name)
+
+
+class SchedulePage(Struct, frozen=True):
+    """A page of schedules: what runs next comes first, failed ones last. `now` is the store's clock."""
+
+    schedules: list[core.Schedule]
+    cursor: str | None
+    now: int
+
+
+async def schedule_page(
+    store: Store, tenant: str, states: frozenset[JobState] = KEPT, cursor: str | None = None, limit: int = 100
+) -> SchedulePage:
+    """A page of schedules in these states, after a cursor. A store that keeps schedules itself is asked for all."""
+    if isinstance(store, ScheduleKeeper):
+        found = [one for one in await store.list_schedules(tenant) if one.state in states and one.name > (cursor or "")]
+        following = found[limit - 1].name if len(found) > limit else None
+        return SchedulePage(found[:limit], following, await store.now())
+    page = await store.list(ListQuery(tenant, SCHEDULES, states, cursor=cursor, limit=limit))
+    return SchedulePage(shown(page.jobs), page.cursor, page.now)
+
+
+async def run_now(store: Store, tenant: str, schedule: core.Schedule) -> JobKey:
+    """Enqueue the job of a schedule as if it were due now. Its ticks stay as they are. Raises QuotaExceeded."""
+    new = core.job_of(tenant, schedule.name, schedule.definition.target, await store.now(), None)
+    answer = (await store.enqueue([new]))[0]
+    if isinstance(answer, QuotaExceeded):
+        raise answer
+    return new.key
 
 
 async def over_quota(store: Store, tenant: str, less: int = 0) -> QuotaExceeded | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from holdfast.core.errors import InvalidName, InvalidOption
@@ -95,6 +96,19 @@ def last_tick(timing: Timing, anchor: int, until: int) -> int | None:
         else:
             high = middle
     return low
+
+
+def next_ticks(timing: Timing, anchor: int, after: int, count: int) -> list[int]:
+    """The first `count` ticks after an instant. Fewer at the end of the calendar."""
+    if timing.every_ms is None:
+        return list(islice(_ticks(timing, after), count))
+    first = next_tick(timing, anchor, after) or 0
+    return [first + n * timing.every_ms for n in range(count)]
+
+
+def local(timing: Timing, tick: int) -> datetime:
+    """A tick in the time zone of its schedule."""
+    return (EPOCH + timedelta(milliseconds=tick)).astimezone(_zone(timing.timezone))
 
 
 def _ticks(timing: Timing, after: int) -> Iterator[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
+from collections.abc import Mapping
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -128,14 +129,38 @@ class Keys:
 
 def _fetch(source: str) -> bytes:
     parts = urlsplit(source)
-    if parts.scheme in ("", "file"):
-        text = Path(parts.path if parts.scheme else source).read_bytes()
-    elif parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOCAL):
-        opener = urllib.request.build_opener(_NoRedirect)
-        with opener.open(source, timeout=FETCH_S) as answer:
-            text = answer.read(MAX_BYTES + 1)
-    else:
+    if is_safe(source):
+        return fetch(source)
+    if parts.scheme not in ("", "file"):
         raise ValueError("give a file, or a URL with https://")
+    return _bounded(Path(parts.path if parts.scheme else source).read_bytes())
+
+
+def is_safe(url: str) -> bool:
+    """Whether what this URL answers cannot be changed on the way: it is TLS, or this machine."""
+    parts = urlsplit(url)
+    return bool(parts.hostname) and (parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOCAL))
+
+
+def fetch(url: str, form: bytes | None = None, headers: Mapping[str, str] | None = None) -> bytes:
+    """What a safe URL answers, bounded in time and size, without redirects. `form` is sent by POST.
+
+    Call it in a thread. Raises OSError, ValueError or HTTPException.
+    """
+    if not is_safe(url):
+        raise ValueError("give a URL with https://")
+    ends_at = time.monotonic() + FETCH_S
+    opener = urllib.request.build_opener(_NoRedirect)
+    text = b""
+    with opener.open(urllib.request.Request(url, form, dict(headers or {})), timeout=FETCH_S) as answer:  # noqa: S310 - checked
+        while part := answer.read1(64 * 1024):
+            text = _bounded(text + part)
+            if time.monotonic() > ends_at:
+                raise TimeoutError(f"it took more than {FETCH_S:.0f} s")
+    return text
+
+
+def _bounded(text: bytes) -> bytes:
     if len(text) > MAX_BYTES:
         raise ValueError(f"more than {MAX_BYTES} bytes")
     return text

@@ -13,9 +13,24 @@ whatever the backlog. It shows a queue only if `view.sees(queue)`. Its tests are
 """
 
 from holdfast.dashboard.page import WebPage
-from holdfast.dashboard.pages import dead, dead_run, events, job, jobs, overview, proof, queues, tenants, workers
+from holdfast.dashboard.pages import (
+    dead,
+    dead_run,
+    events,
+    flow,
+    flows,
+    job,
+    jobs,
+    overview,
+    proof,
+    queues,
+    schedule,
+    schedules,
+    tenants,
+    workers,
+)
 
 PAGES: tuple[WebPage, ...] = (
-    overview.PAGE, queues.PAGE, jobs.PAGE, job.PAGE, *dead.PAGES, dead_run.PAGE, events.PAGE, *workers.PAGES,
-    *tenants.PAGES, proof.PAGE,
+    overview.PAGE, queues.PAGE, jobs.PAGE, job.PAGE, *dead.PAGES, dead_run.PAGE, flows.PAGE, flow.PAGE, schedules.PAGE,
+    schedule.PAGE, events.PAGE, *workers.PAGES, *tenants.PAGES, proof.PAGE,
 )  # fmt: skip
