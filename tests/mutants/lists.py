@@ -89,7 +89,7 @@ def a_priority_is_left_out_of_a_list_by_time(bug: Bug) -> None:
 
 
 @mutant("STATE-1", stores=POSTGRES, seen_by=ORDER)
-def a_page_by_time_misses_jobs_of_one_moment(bug: Bug) -> None:
+def a_page_by_time_misses_jobs_of_one_instant(bug: Bug) -> None:
     """Jobs that ended at the same instant as the last of a page are missed."""
     bug.statement("newest_ended", "(finished_at, seq) < ($3, $4)", "finished_at < $3 AND $4::bigint >= 0")
 
