@@ -89,6 +89,10 @@ class TenantCounts(Struct, eq=False):
     flows: int | None = None
     """Running flows: those read, and those started here since. None before the first read."""
     starts_flows: bool = False
+    reads: int = 0
+    """How many reads of the budgets have begun."""
+    last_used: int = 0
+    """The last of them, in the order in which they began, whose budgets are used."""
 
     def budget_without_room(self, jobs: int, size: int, queues: int, flows: int) -> str:
         """The first budget that adding this much would exceed, or "" if there is room in all of them."""
@@ -325,9 +329,14 @@ class BudgetEnforcer:
     async def refresh(self, tenant: str) -> tuple[Budgets, Usage]:
         """Read the budgets set for a tenant, and what it keeps."""
         counts = self._counts(tenant, reading=True)
+        counts.reads += 1
+        number = counts.reads
         settings = await self._store.tenant_settings(tenant)
         own = next((one.budgets for one in settings if one.queue is None), None) or Budgets()
-        counts.set_budgets(merged(self.defaults, own) or self.defaults)
+        # A read that began before a change must not undo the budgets of one that began after it.
+        if number > counts.last_used:
+            counts.last_used = number
+            counts.set_budgets(merged(self.defaults, own) or self.defaults)
         usage = await self._store.usage(tenant)
         if counts.starts_flows:
             counts.flows = await _count_unfinished(self._store, tenant, FLOWS)
