@@ -39,8 +39,8 @@ async def filled(f: Harness) -> None:
     for number, queue in enumerate(("mail", "report", "zoo")):
         await f.queued("long", queue=queue)
         await f.claim_one("long", queue=queue, lease_ms=9 * LEASE)
-        await f.queued("done", "dead", "gone", "held", queue=queue, type="first" if number else "other")
-        done, dead, gone, _ = await f.claim(4, queue=queue, lease_ms=(number + 1) * LEASE)
+        await f.queued("done", "dead", "gone", "held", "leased", queue=queue, type="first" if number else "other")
+        done, dead, gone, *_ = await f.claim(5, queue=queue, lease_ms=(number + 1) * LEASE)
         f.accepted(await f.complete(done), JobState.COMPLETED)
         f.accepted(await f.fail(dead, BOOM if number else OTHER), JobState.FAILED)
         await f.advance(number)
@@ -58,7 +58,7 @@ async def a_list_by_time_shows_the_latest_first_across_queues(h: Harness) -> Non
         await filled(f)
         everything = [await newest(f, queue=queue) for queue in ("mail", "report", "zoo")]
         for jobs in everything:
-            expect_equal(len(jobs), 8, "jobs of a queue, listed by time")
+            expect_equal(len(jobs), 9, "jobs of a queue, listed by time")
         merged = sorted((job for jobs in everything for job in jobs), key=place_of, reverse=True)
         for states in (frozenset(JobState), TERMINAL, *(frozenset({state}) for state in JobState)):
             wanted = [job.key for job in merged if job.state in states]
@@ -89,7 +89,7 @@ async def a_list_by_time_is_filtered_by_id_type_error_and_time(h: Harness) -> No
             ({"type": "other"}, lambda job: job.envelope.type == "other"),
             ({"error": "Boom"}, lambda job: job.id == "dead" and dead[job.queue] == "Boom"),
             ({"error": "bad address"}, lambda job: job.id == "dead" and dead[job.queue] == "bad address"),
-            ({"since": now + 1}, lambda job: job.id in ("late", "held", "long")),
+            ({"since": now + 1}, lambda job: job.id in ("late", "held", "leased", "long")),
             ({"until": ended}, lambda job: place_of(job)[0] < ended),
             ({"since": ended, "until": ended + 1}, lambda job: place_of(job)[0] == ended),
             ({"since": ended, "until": ended}, lambda _: False),
