@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 from msgspec import Struct, field
 
@@ -21,6 +21,7 @@ from holdfast.core.budgets import FIELDS, RECORD_BYTES, Budgets, BudgetUse, Tena
 from holdfast.core.errors import HoldfastError, QuotaExceeded, Unsupported
 from holdfast.core.job import TERMINAL, Job, JobKey, JobState, NewJob
 from holdfast.core.names import FLOWS, OPERATOR, RESERVED, SCHEDULES
+from holdfast.extensions import UsageReporter
 from holdfast.opening import CommonOptions
 from holdfast.store import EnqueueAnswer, ListQuery, Page, QueueStats, ReplayAnswer, Store, TenantSettings
 
@@ -54,15 +55,6 @@ class CountedStore(Protocol):
 
         Every item has a key. The id may be that of a forgotten job: some keys outlive their job.
         """
-        ...
-
-
-@runtime_checkable
-class UsageReporter(Protocol):
-    """A store whose budgets are enforced elsewhere: the HTTP service."""
-
-    async def tenant_usage(self, tenant: str) -> TenantUsage:
-        """What a tenant keeps and may keep."""
         ...
 
 

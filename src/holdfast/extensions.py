@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from holdfast.core.budgets import TenantUsage
 from holdfast.core.explain import Explanation
 from holdfast.core.job import Claimed, ClaimRequest, JobKey
 from holdfast.core.policy import KnownTypes
@@ -155,6 +156,15 @@ async def known_types(store: Store, tenant: str) -> KnownTypes:
     if isinstance(store, TypeCatalog):
         return await store.known_types(tenant)
     return KnownTypes.of(await store.workers(tenant))
+
+
+@runtime_checkable
+class UsageReporter(Protocol):
+    """A store whose budgets are enforced elsewhere: the HTTP service."""
+
+    async def tenant_usage(self, tenant: str) -> TenantUsage:
+        """What a tenant keeps and may keep."""
+        ...
 
 
 @runtime_checkable

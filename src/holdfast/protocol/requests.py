@@ -410,15 +410,6 @@ class CancelQuery(Request):
     only_waiting: bool = False
 
 
-class ListQuery(Request):
-    """Selects jobs of a queue. Several states are separated by commas."""
-
-    state: States | None = None
-    type: JobType | None = None
-    cursor: str | None = None
-    limit: Limit = 100
-
-
 class PageQuery(Request):
     """Selects a page."""
 
@@ -426,13 +417,18 @@ class PageQuery(Request):
     limit: Limit = 100
 
 
-class DeadQuery(Request):
+class ListQuery(PageQuery):
+    """Selects jobs of a queue. Several states are separated by commas."""
+
+    state: States | None = None
+    type: JobType | None = None
+
+
+class DeadQuery(PageQuery):
     """Selects dead letters. `error` is a type, a fingerprint or a part of a message."""
 
     type: JobType | None = None
     error: str | None = None
-    cursor: str | None = None
-    limit: Limit = 100
 
 
 class EventQuery(Request):
