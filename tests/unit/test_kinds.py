@@ -135,7 +135,7 @@ for scheme in drivers:
 OTHER_THINGS = {
     SOURCES / "blobs.py": {"memory", "file"},  # where blobs are
     SOURCES / "service" / "keys.py": {"file", "http", "https"},  # where the keys for tokens are
-    **{SOURCES / "dashboard" / name: {"https"} for name in ("access.py", "app.py")},  # how a browser asks
+    **{SOURCES / "dashboard" / name: {"https"} for name in ("access.py", "app.py", "oidc.py")},  # how a browser asks
     SOURCES / "dashboard" / "guard.py": {"http", "https"},
 }
 """Places whose URLs are not those of stores."""

@@ -40,7 +40,12 @@ def _given(*names: str) -> dict[str, Any]:
 
 
 _RULES: dict[str, dict[str, Any]] = {
-    "Replay": {"oneOf": [{"required": ["ids"], "not": _given("dry_run")}, {"required": ["where"]}]},
+    "Replay": {
+        "oneOf": [
+            {"required": ["ids"], "not": {"anyOf": [_given("dry_run"), _given("cursor"), {"required": ["where"]}]}},
+            {"required": ["where"], "not": {"required": ["ids"]}},
+        ]
+    },
     "PutSchedule": {
         "oneOf": [_given("cron"), _given("every_s")],
         "anyOf": [_given("cron"), {"properties": {"timezone": {"const": "UTC"}}}],
