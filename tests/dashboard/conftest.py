@@ -5,14 +5,14 @@ import uuid
 import pytest
 import pytest_asyncio
 
-from holdfast.dashboard.pages import dead_run, grouping, jobs
+from holdfast.dashboard.pages import dead_run, grouping
 from tests.dashboard.support import by_token, site
 
 
 @pytest.fixture(autouse=True)
 def _no_clock(monkeypatch):
     """What a page shows depends on its bounded counts, not on how busy this machine is."""
-    for module, name in ((dead_run, "PLAN_S"), (dead_run, "STEP_S"), (grouping, "LOOK_S"), (jobs, "READ_S")):
+    for module, name in ((dead_run, "PLAN_S"), (dead_run, "STEP_S"), (grouping, "LOOK_S")):
         monkeypatch.setattr(module, name, 3600.0)
 
 

@@ -11,6 +11,7 @@ from holdfast import Permanent, Worker, job
 from holdfast.core.events import Event
 from holdfast.core.job import JobKey
 from holdfast.dashboard.histories import spans
+from tests.dashboard.inline import inline
 from tests.dashboard.support import operator_token, parsed, texts, token
 
 pytestmark = pytest.mark.asyncio
@@ -86,7 +87,8 @@ ALLOWED = {
     "html", "head", "meta", "title", "link", "script", "body", "a", "header", "svg", "path", "div", "span", "nav",
     "footer", "form", "input", "main", "h1", "h2", "p", "section", "dl", "dt", "dd", "table", "thead", "tbody", "tr",
     "th", "td", "time", "button", "details", "summary", "pre", "code", "ol", "ul", "li", "g", "rect", "text", "line",
-    "polyline", "polygon", "circle", "figure", "dialog", "kbd", "label", "strong", "b", "i", "progress",
+    "polyline", "polygon", "circle", "figure", "dialog", "kbd", "label", "strong", "b", "i", "progress", "datalist",
+    "option",
 }  # fmt: skip
 
 
@@ -101,24 +103,53 @@ async def test_scripts_and_styles_come_from_files_alone(opened):
         assert "https://" not in page.text
 
 
-async def test_the_list_of_jobs_filters_and_pages(opened):
-    queue = opened.queue()
-    await queue.enqueue_many(works.message("x").options(id=f"job-{n:03}") for n in range(70))
-    await queue.enqueue({"n": 1}, queue="press", id="other", delay=timedelta(hours=1))
-    browser = opened.browser()
-    first = await browser.get("/jobs?tenant=acme")
-    seen = [one for one in texts(first) if one.startswith("job-")]
-    assert len(seen) == 50
-    second = await browser.get(_link(first, "Next page"))
-    seen += [one for one in texts(second) if one.startswith("job-")]
-    assert seen == [f"job-{n:03}" for n in range(70)]
-    assert "other" in texts(second)
-    for query, wanted in [
-        ("queue=press", {"other"}), ("state=scheduled", {"other"}), ("id=job-007", {"job-007"}),
-        ("type=unknown", set()), ("id=nothing", set()), ("state=failed", set()),
-    ]:  # fmt: skip
-        shown = texts(await browser.get(f"/jobs?tenant=acme&{query}"))
-        assert {one for one in shown if one.startswith(("job-", "other"))} == wanted, query
+async def _listed(browser, query=""):
+    """The ids that the list of jobs shows, in order."""
+    answer = await browser.get(f"/jobs?tenant=acme&fragment=list&{query}")
+    assert answer.status_code == 200, answer.text
+    return [html.unescape(id) for id in re.findall(r'<a class="row mono"[^>]*>([^<]*)</a>', answer.text)]
+
+
+async def test_jobs_come_the_latest_first_across_queues_and_by_page():
+    async with inline() as (found, queue):
+        for n in range(70):
+            await queue.enqueue({"n": n}, queue=f"q{n % 3}", id=f"job-{n:03}")
+            await queue.advance(seconds=1)
+        browser = found.browser()
+        first = await browser.get("/jobs?tenant=acme")
+        seen = await _listed(browser)
+        assert len(seen) == 50
+        (cursor,) = re.findall(r'[?&;]cursor=([^"&]*)', _link(first, "Next page"))
+        seen += await _listed(browser, f"cursor={cursor}")
+        assert seen == [f"job-{n:03}" for n in reversed(range(70))]
+
+
+async def test_jobs_are_found_by_state_queue_type_id_error_and_time():
+    async with inline() as (found, queue):
+        for n in range(4):
+            await queue.enqueue(works.message("x"), id=f"old-{n}")
+        await queue.drain()
+        await queue.advance(minutes=40)
+        await queue.enqueue(fails.message("no luck"), id="bad")
+        await queue.drain()
+        await queue.enqueue({"n": 1}, queue="press", id="old", delay=timedelta(hours=1))
+        browser = found.browser()
+        old = {f"old-{n}" for n in range(4)}
+        failed_at = next(iter(await queue.list(state="failed", queue="mail", newest=True))).finished_at
+        before = (failed_at - timedelta(minutes=20)).strftime("%Y-%m-%d %H:%M")
+        for query, wanted in [
+            ("queue=press", {"old"}), ("state=scheduled", {"old"}), ("state=failed", {"bad"}), ("type=fails", {"bad"}),
+            ("id=old-2", {"old-2"}), ("id=old-", old), ("id=nothing", set()), ("error=luck", {"bad"}),
+            ("error=Permanent", {"bad"}), ("error=Permanent&state=completed", set()), ("since=20m", {"bad", "old"}),
+            (f"since={before}", {"bad", "old"}), ("until=20m", old), (f"until={before}&state=completed", old),
+            (f"since={before}&state=completed", set()), ("since=1h&until=20m", old), ("since=20m&until=10m", set()),
+        ]:  # fmt: skip
+            assert set(await _listed(browser, query)) == wanted, query
+        # The job with just this id comes first, though others that begin so are later.
+        await queue.drain()
+        assert await _listed(browser, "id=old") == ["old", *sorted(old, reverse=True)]
+        shown = await browser.get("/jobs?tenant=acme&state=failed&since=1h&error=luck")
+        assert "holdfast list --newest --tenant acme --state failed --error luck --since 1h" in texts(shown)
 
 
 def _link(answer, label):
@@ -128,7 +159,8 @@ def _link(answer, label):
 
 
 @pytest.mark.parametrize(
-    "query", ["state=nothing", "queue=!!", "id=%00", "cursor=x,y", "type=!", "queue=holdfast:flows"]
+    "query",
+    ["state=nothing", "queue=!!", "id=%00", "cursor=x,y", "type=!", "queue=holdfast:flows", "since=soon", "until=-1"],
 )
 async def test_a_wrong_filter_is_refused_with_the_reason(opened, query):
     await opened.queue().enqueue({"n": 1}, queue="x")

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.options import time_or_age, words
+from holdfast.cli.options import words
 from holdfast.cli.output import emit, progress, say
 from holdfast.core.errors import InvalidOption
+from holdfast.jobs.moments import time_or_age
 
 if TYPE_CHECKING:
     from holdfast.queue.filters import JobFilter

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.audit import audited
-from holdfast.cli.options import AnyQueue, Blobs, JobType, Json, Store, Tenant, time_or_age
+from holdfast.cli.options import AnyQueue, Blobs, JobType, Json, Store, Tenant
 from holdfast.cli.output import emit, note, progress, say, show, when
 from holdfast.cli.session import pages, queues_of, with_queue
 from holdfast.core.errors import InvalidOption
+from holdfast.jobs.moments import time_or_age
 
 if TYPE_CHECKING:
     from holdfast.core.errors import HoldfastError

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.options import Blobs, Json, Store, Tenant, Wait, duration, instant, wait_limit
+from holdfast.cli.options import Blobs, Json, Store, Tenant, Wait, wait_limit
 from holdfast.cli.output import emit, note, on_terminal, say
 from holdfast.cli.session import with_queue
 from holdfast.core.errors import InvalidOption, InvalidPayload, WaitTimeout
+from holdfast.jobs.moments import duration, instant
 
 if TYPE_CHECKING:
     from holdfast.jobs.options import EnqueueOptions

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.audit import audited
-from holdfast.cli.options import Json, Tenant, duration, tenant_name
+from holdfast.cli.options import Json, Tenant, tenant_name
 from holdfast.cli.output import emit, note, progress, say, show
 from holdfast.cli.session import shown_url
+from holdfast.jobs.moments import duration
 
 if TYPE_CHECKING:
     from holdfast.migrate import Moved, MovePlan

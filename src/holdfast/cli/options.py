@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated
 
 import typer
 
 from holdfast.core.errors import InvalidOption
+from holdfast.jobs.moments import duration
 
 STORE_VARIABLE, TENANT_VARIABLE, BLOBS_VARIABLE = "HOLDFAST_STORE", "HOLDFAST_TENANT", "HOLDFAST_BLOBS"
 
@@ -68,9 +68,6 @@ GaugesByTenant = Annotated[
 
 StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="The store, such as file:./data.")]
 
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-
 
 def store_url(given: str | None) -> str:
     """The store's URL from the option or the environment. Raises InvalidOption if neither has one."""
@@ -115,53 +112,9 @@ def gauges_by_tenant(text: str | None, port: int | None) -> tuple[str, ...]:
     return tuple(tenants or ())
 
 
-def duration(option: str, text: str | None) -> timedelta | None:
-    """A duration such as 30, 30s, 10m, 1h30m or 7d; a plain number is in seconds. Raises InvalidOption."""
-    if text is None:
-        return None
-    try:
-        return timedelta(seconds=_seconds(text.strip()))
-    except (OverflowError, ValueError):
-        reason = f"{text!r} is not a duration; write for example 30s, 10m, 2h or 1d"
-        raise InvalidOption(option, reason) from None
-
-
 def wait_limit(text: str | None) -> timedelta | None:
     """How long `--wait` waits. None: no limit. Raises InvalidOption."""
     return None if text == "forever" else duration("wait", text)
-
-
-def instant(option: str, text: str | None) -> datetime | None:
-    """A time in ISO 8601; without a time zone it is local time. Raises InvalidOption."""
-    if text is None:
-        return None
-    try:
-        at = datetime.fromisoformat(text.strip())
-        return at if at.utcoffset() is not None else at.astimezone()
-    except (OverflowError, ValueError):
-        reason = f"{text!r} is not a time; write for example 2030-01-31T18:00 or 2030-01-31T18:00Z"
-        raise InvalidOption(option, reason) from None
-
-
-def time_or_age(option: str, text: str | None) -> datetime | timedelta | None:
-    """A time, or a duration before now. Raises InvalidOption."""
-    try:
-        return duration(option, text)
-    except InvalidOption:
-        pass
-    try:
-        return instant(option, text)
-    except InvalidOption:
-        reason = f"{text!r} is neither a duration such as 7d nor a time such as 2030-01-31T18:00Z"
-        raise InvalidOption(option, reason) from None
-
-
-def _seconds(text: str) -> float:
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    if not _PART.sub("", text) == "" != text:
-        raise ValueError(text)
-    return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
 
 
 def _given(given: str | None, option: str, flags: str, variable: str) -> str:

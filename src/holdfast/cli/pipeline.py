@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli import FAILED
-from holdfast.cli.options import Json, Store, duration, store_url
+from holdfast.cli.options import Json, Store, store_url
 from holdfast.cli.output import emit, note, say
 from holdfast.core.errors import InvalidOption
+from holdfast.jobs.moments import duration
 
 if TYPE_CHECKING:
     from holdfast.pipeline.ingest import Ingested

@@ -25,13 +25,13 @@ from holdfast.cli.options import (
     Queues,
     Store,
     Tenant,
-    duration,
     store_url,
     tenant_name,
 )
 from holdfast.cli.output import clock, emit, note, say, show
 from holdfast.cli.pipeline import Conf, Master, Remote, check_spark, stop_by
 from holdfast.cli.pipeline_tables import Yes, spark_session
+from holdfast.jobs.moments import duration
 
 if TYPE_CHECKING:
     from holdfast.pipeline.replay import ReplayPreview, ReplayReceipt

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.options import Json, duration
+from holdfast.cli.options import Json
 from holdfast.cli.output import clock, emit, note, on_terminal, printable, say, show
 from holdfast.cli.pipeline import Conf, LakePath, Master, Remote, check_spark, counted, session
 from holdfast.core.errors import InvalidOption
+from holdfast.jobs.moments import duration
 
 if TYPE_CHECKING:
     from holdfast.pipeline.lake import Lake

@@ -13,10 +13,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.cli import exit_code_of
-from holdfast.cli.options import blobs_url, duration, store_url, tenant_name, words
+from holdfast.cli.options import blobs_url, store_url, tenant_name, words
 from holdfast.cli.session import is_new, shown_url
 from holdfast.core.errors import HoldfastError, InvalidOption
 from holdfast.core.job import WAITING, AttemptError
+from holdfast.jobs.moments import duration
 
 if TYPE_CHECKING:
     from holdfast.store import Store

@@ -9,10 +9,11 @@ import typer
 
 from holdfast.cli.audit import audited
 from holdfast.cli.enqueue import read_payload
-from holdfast.cli.options import Json, QueueName, Store, Tenant, duration
+from holdfast.cli.options import Json, QueueName, Store, Tenant
 from holdfast.cli.output import emit, moment, say, show, span, when
 from holdfast.cli.session import with_queue
 from holdfast.core.errors import InvalidOption, JobNotFound
+from holdfast.jobs.moments import duration
 
 if TYPE_CHECKING:
     from holdfast.queue.queue import Queue

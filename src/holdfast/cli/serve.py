@@ -21,9 +21,10 @@ from holdfast.cli.oidc import (
     PublicUrl,
     oidc_settings,
 )
-from holdfast.cli.options import Blobs, GaugesByTenant, Store, blobs_url, duration, gauges_by_tenant, needing, store_url
+from holdfast.cli.options import Blobs, GaugesByTenant, Store, blobs_url, gauges_by_tenant, needing, store_url
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
 from holdfast.core.errors import InvalidOption
+from holdfast.jobs.moments import duration
 
 if TYPE_CHECKING:
     from socket import socket

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.audit import NO_STORE, audited
-from holdfast.cli.options import Json, Store, Tenant, duration, instant, needing, tenant_name, words
+from holdfast.cli.options import Json, Store, Tenant, needing, tenant_name, words
 from holdfast.cli.output import emit, note, say, show
 from holdfast.cli.serve import Audience, Issuer, KeyFile, TenantClaim, token_settings
 from holdfast.cli.session import with_store
 from holdfast.core.errors import InvalidOption
+from holdfast.jobs.moments import duration, instant
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -21,10 +21,10 @@ from holdfast.cli.options import (
     Queues,
     Store,
     Tenant,
-    duration,
     gauges_by_tenant,
 )
 from holdfast.core.errors import InvalidOption
+from holdfast.jobs.moments import duration
 
 JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Log JSON lines.")]
 LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]

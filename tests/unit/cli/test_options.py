@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.options import duration, instant, time_or_age, words
+from holdfast.cli.options import words
 from holdfast.cli.session import shown_url
 from holdfast.core.errors import InvalidOption
+from holdfast.jobs.moments import duration, instant, time_or_age
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,32 @@
-"""Jobs: of one queue or of all, by state, type, error and id, a page at a time."""
+"""Jobs of all queues or of one, the latest first: by state, type, error, id and time, a page at a time."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC
 from typing import Any
+
+from msgspec.structs import replace
 
 from holdfast.core.job import Job, JobKey, JobState
 from holdfast.core.names import check_id, check_type
 from holdfast.dashboard.page import Fragment, WebPage, of_queue
 from holdfast.dashboard.pages.queues import queue_page
 from holdfast.dashboard.view import View
-from holdfast.queue.filters import states_of
-from holdfast.store import PAGE_LIMIT, ListQuery
+from holdfast.jobs.moments import time_or_age
+from holdfast.queue.connection import Connection
+from holdfast.queue.filters import query_of
+from holdfast.store import PAGE_LIMIT, ListQuery, Page, QueueStats
 
 SHOWN = 50
-MAX_READS, READ_S = 20, 0.1
-"""The most reads of the store for one page, and how long they may take: a filter may leave them empty. The next page
-continues there."""
+SCAN = 4000
+"""The most jobs that one page reads: a filter may leave it empty. The next page continues there."""
+SHORT_PAGE = 20
+"""The most queues that are all read, also those without such jobs by their counts: these can be 10 s old."""
+FILTERS = ("id", "queue", "type", "error", "since", "until")
+WITH_ERRORS = (JobState.FAILED, JobState.RETRYING)
+"""Where an error is looked for, unless a state is chosen."""
 
 
 async def read(view: View) -> dict[str, Any]:
@@ -32,46 +40,67 @@ async def read(view: View) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     for one in queues:
         counts.update(one.counts)
-    jobs, cursor = await _jobs(view, [one.queue for one in queues])
+    all_counted = bool(only) or found.cursor is None
+    query = await _query(view)
+    if not only:
+        query = replace(query, queues=_with_jobs(queues, query) if all_counted else view.viewer.queues)
+    page = await _page(view, query, [one.queue for one in queues])
     return {
         "counts": counts,
-        "all_counted": bool(only) or found.cursor is None,
-        "jobs": jobs,
-        "cursor": cursor,
-        "is_filtered": any(view.text(name) for name in ("queue", "state", "type", "error", "id")),
+        "all_counted": all_counted,
+        "jobs": page.jobs,
+        "cursor": page.cursor,
+        "is_filtered": any(view.text(name) for name in (*FILTERS, "state")),
+        "command": _command(view),
     }
 
 
-async def _jobs(view: View, queues: Sequence[str]) -> tuple[list[Job], str | None]:
-    """The jobs with the id that is asked for, or a page of the jobs that match: one queue after another.
-
-    The cursor is the name of the queue where the next page begins, and the cursor within it.
-    """
-    if view.text("id"):
-        id = check_id(view.text("id"))
-        found = await view.store.get([JobKey(view.tenant, queue, id) for queue in queues])
-        return [job for job in found if job is not None], None
-    error = view.text("error") or None
-    states = states_of(view.text("state") or (JobState.FAILED if error else None))
-    type = check_type(view.text("type")) if view.text("type") else None
-    first, _, at = view.text("cursor").partition(",")
-    jobs: list[Job] = []
-    reads, ends_at = 0, time.monotonic() + READ_S
-    for queue in sorted(queues):
-        if queue < first:
-            continue
-        cursor = at if queue == first else ""
-        while True:
-            if len(jobs) >= SHOWN or reads >= MAX_READS or time.monotonic() > ends_at:
-                return jobs, f"{queue},{cursor}"
-            query = ListQuery(view.tenant, queue, states, type, error, cursor or None, SHOWN - len(jobs))
-            page = await view.store.list(query)
-            reads += 1
-            jobs += page.jobs
-            cursor = page.cursor or ""
-            if not cursor:
-                break
-    return jobs, None
+async def filters(view: View) -> dict[str, Any]:
+    """The names of queues, for the field of the form."""
+    found = await queue_page(view, None, PAGE_LIMIT)
+    return {"names": [one.queue for one in found.queues if view.sees(one.queue)]}
 
 
-PAGE = WebPage("/jobs", "Jobs", "jobs.html", {"list": Fragment(read, of_queue)}, nav="Jobs", key="b")
+async def _query(view: View) -> ListQuery:
+    """The list that the request asks for. Raises InvalidOption or InvalidName."""
+    given = {name: view.text(name) or None for name in FILTERS}
+    state = view.text("state") or (WITH_ERRORS if given["error"] else None)
+    query = await query_of(
+        Connection(None, view.store, tenant=view.tenant, blobs=view.queue.blobs),
+        {
+            "queue": given["queue"], "state": state, "error": given["error"],
+            "type": None if given["type"] is None else check_type(given["type"]),
+            "id": None if given["id"] is None else check_id(given["id"]),
+            "since": time_or_age("since", given["since"], UTC), "until": time_or_age("until", given["until"], UTC),
+        },
+        newest=True, cursor=view.text("cursor") or None, limit=SHOWN,
+    )  # fmt: skip
+    return replace(query, scan=SCAN)
+
+
+def _with_jobs(queues: Sequence[QueueStats], query: ListQuery) -> frozenset[str]:
+    """The queues to read: each one of these costs a read."""
+    is_short = len(queues) <= SHORT_PAGE
+    return frozenset(one.queue for one in queues if is_short or any(one.counts.get(state) for state in query.states))
+
+
+async def _page(view: View, query: ListQuery, queues: Sequence[str]) -> Page:
+    """The jobs that match. The one whose id is just that comes first, however many there are."""
+    exact: list[Job] = []
+    if query.id is not None:
+        found = await view.store.get([JobKey(view.tenant, queue, query.id) for queue in queues])
+        now = await view.store.now()
+        exact = [job for job in found if job is not None and query.matches(job, now)]
+    page = await view.store.list(query)
+    keys = {job.key for job in exact}
+    first = [] if query.cursor else exact
+    return replace(page, jobs=[*first, *(job for job in page.jobs if job.key not in keys)])
+
+
+def _command(view: View) -> str:
+    """The same in a shell."""
+    given = {name: view.text(name) for name in ("state", *FILTERS)}
+    return view.command("list", "--newest", **{name: text for name, text in given.items() if text})
+
+
+PAGE = WebPage("/jobs", "Jobs", "jobs.html", {"list": Fragment(read, of_queue)}, read=filters, nav="Jobs", key="b")
