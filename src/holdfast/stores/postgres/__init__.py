@@ -15,7 +15,7 @@ The parts:
     connection, errors              the client, and what the driver's errors mean
     joining, pools, address         the caller's transaction, the caller's pool, the store URL
     schema, migrations/             the tables, and the hot paths as functions
-    sql, queries.sql                every other statement, by name
+    sql, statements/                every other statement, by name
     doctor                          what the server's settings mean for the jobs on it
 """
 

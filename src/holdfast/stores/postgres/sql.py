@@ -1,4 +1,4 @@
-"""The statements of queries.sql by name, and the steps of migrations/, for a schema."""
+"""The statements of statements/ by name, and the steps of migrations/, for a schema."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ Statements = dict[str, str]
 @cache
 def statements(schema: str) -> Statements:
     """Every statement, for the tables of this schema."""
-    text = files("holdfast.stores.postgres").joinpath("queries.sql").read_text(encoding="utf-8")
-    parts = _NAMED.split(text)[1:]
+    parts = _NAMED.split(_text(_folder("statements")))[1:]
     hot = ", ".join(_HOT.get(name, name) for name in COLUMNS)
     cold = ", ".join(_COLD.get(name, name) for name in COLUMNS)
     found: Statements = {}
@@ -58,14 +57,18 @@ def fill(text: str, schema: str) -> str:
 @cache
 def migrations() -> list[tuple[int, str, str]]:
     """Number, name and text of each version of the schema, in order. A version is a folder of files, by subject."""
-    folder = files("holdfast.stores.postgres").joinpath("migrations")
+    folder = _folder("migrations")
     versions = sorted((entry for entry in folder.iterdir() if entry.name.isdigit()), key=lambda entry: entry.name)
     return [(int(version.name), version.name, _text(version)) for version in versions]
 
 
-def _text(version: Traversable) -> str:
-    """The files of a version as one text, ordered by name."""
-    parts = sorted((entry for entry in version.iterdir() if entry.name.endswith(".sql")), key=lambda entry: entry.name)
+def _folder(name: str) -> Traversable:
+    return files("holdfast.stores.postgres").joinpath(name)
+
+
+def _text(folder: Traversable) -> str:
+    """The SQL files of a folder as one text, ordered by name."""
+    parts = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".sql")), key=lambda entry: entry.name)
     return "\n".join(part.read_text(encoding="utf-8") for part in parts)
 
 
