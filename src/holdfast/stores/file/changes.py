@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from holdfast.core import dedup, lease, lifecycle, requests
 from holdfast.core.budgets import varying
@@ -37,6 +38,9 @@ from holdfast.stores.file import rows
 from holdfast.stores.file.notifications import MAX_RECORDS
 from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Transaction
+
+X = TypeVar("X", Extend, Report)
+A = TypeVar("A", Extended, Reported)
 
 _COMPLETED = Finished(JobState.COMPLETED)
 
@@ -173,68 +177,63 @@ def _is_plain(t: Transaction, job: Job) -> bool:
 
 def extend(t: Transaction, items: Sequence[Extend]) -> list[ExtendAnswer]:
     """Renew leases. [LEASE-2]"""
-    answers: list[ExtendAnswer] = []
-    for item in items:
-        job, lane = t.find(item.key)
-        refusal = lease.check_live(job, item.key, item.token, t.now)
-        if job is None or refusal is not None:
-            answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
-            continue
+
+    def change(job: Job, item: Extend) -> tuple[Event | None, Extended]:
         event = lifecycle.extend(job, item.lease_ms, t.now, logged=t.settings.all_events)
         t.db.execute(SQL["save_deadline"], (job.deadline, job.events, job.seq))
-        if event is not None:
-            t.leases.pop(job.key, None)  # The cached record lacks this event.
-            t.append(event, lane)
-        answers.append(Extended(job.deadline, t.now))
-    return answers
+        return event, Extended(job.deadline, t.now)
+
+    return [_change_leased(t, item, change) for item in items]
 
 
 def report(t: Transaction, items: Sequence[Report]) -> list[ReportAnswer]:
     """Record progress."""
-    answers: list[ReportAnswer] = []
-    for item in items:
-        job, lane = t.find(item.key)
-        refusal = lease.check_live(job, item.key, item.token, t.now)
-        if job is None or refusal is not None:
-            answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
-            continue
+
+    def change(job: Job, item: Report) -> tuple[Event | None, Reported]:
         event = lifecycle.report(job, item, t.now, logged=t.settings.all_events)
         t.db.execute(SQL["save_progress"], (rows.pack_extra(job), job.events, job.seq))
-        if event is not None:
-            t.leases.pop(job.key, None)  # The cached record lacks this event.
-            t.append(event, lane)
-        answers.append(Reported())
-    return answers
+        return event, Reported()
+
+    return [_change_leased(t, item, change) for item in items]
+
+
+def _change_leased(t: Transaction, item: X, change: Callable[[Job, X], tuple[Event | None, A]]) -> A | lease.Refusal:
+    job, lane = t.find(item.key)
+    refusal = lease.check_live(job, item.key, item.token, t.now)
+    if job is None or refusal is not None:
+        return refusal or JobNotFound(item.key.queue, item.key.id)
+    event, answer = change(job, item)
+    if event is not None:
+        t.leases.pop(job.key, None)  # The cached record lacks this event.
+        t.append(event, lane)
+    return answer
 
 
 def cancel(t: Transaction, items: Sequence[Cancel]) -> list[CancelStatus]:
     """Cancel jobs, also leased ones. [CANCEL-1 to CANCEL-3]"""
-    answers: list[CancelStatus] = []
-    for item in items:
-        t.flush()
-        job, lane = t.find(item.key)
-        answer = requests.check_cancel(job, item)
-        if job is None or answer is not None:
-            answers.append(answer or "not_found")
-            continue
-        if job.state is JobState.LEASED:
-            t.signal(Hint.CANCELED, *item.key)
-        t.append(t.change(job, lane, lambda job=job: lifecycle.cancel(job, t.now, t.settings.retention)), lane)
-        answers.append("canceled")
-    return answers
+    return [_cancel_one(t, item) for item in items]
+
+
+def _cancel_one(t: Transaction, item: Cancel) -> CancelStatus:
+    t.flush()
+    job, lane = t.find(item.key)
+    answer = requests.check_cancel(job, item)
+    if job is None or answer is not None:
+        return answer or "not_found"
+    if job.state is JobState.LEASED:
+        t.signal(Hint.CANCELED, *item.key)
+    t.append(t.change(job, lane, lambda: lifecycle.cancel(job, t.now, t.settings.retention)), lane)
+    return "canceled"
 
 
 def replay(t: Transaction, keys: Sequence[JobKey], under: Lease | None = None) -> list[ReplayAnswer]:
     """Requeue dead letters. [DEAD-1, STATE-3, ENQ-3]"""
     check_under(t, under)
-    answers: list[ReplayAnswer] = []
-    for key in keys:
-        t.flush()
-        answers.append(_replay_one(t, key))
-    return answers
+    return [_replay_one(t, key) for key in keys]
 
 
 def _replay_one(t: Transaction, key: JobKey) -> ReplayAnswer:
+    t.flush()
     job, lane = t.find(key)
     refusal = requests.check_replay(job, key, t.now)
     if job is None or refusal is not None:
@@ -257,12 +256,10 @@ def purge(t: Transaction, items: Sequence[Purge]) -> list[PurgeStatus]:
     for item in items:
         job, lane = t.find(item.key)
         answer = requests.check_purge(job, item)
-        if job is None or answer is not None:
-            answers.append(answer or "not_found")
-            continue
-        t.append(lifecycle.purge(job, t.now, _count_purge(t, job)), lane)
-        t.forget_job(job, lane)
-        answers.append("purged")
+        if job is not None and answer is None:
+            t.append(lifecycle.purge(job, t.now, _count_purge(t, job)), lane)
+            t.forget_job(job, lane)
+        answers.append(answer or "purged")
     if "purged" in answers:
         t.db.execute(SQL["drop_purge_counts"], (t.now - PURGE_COUNT_MS, PURGE_COUNTS_DROPPED))
     return answers
@@ -280,10 +277,8 @@ def set_result_ttl(t: Transaction, items: Sequence[SetResultTtl]) -> list[TtlSta
     for item in items:
         job, _ = t.find(item.key)
         answer = requests.check_result_ttl(job, item)
-        if job is None or answer is not None:
-            answers.append(answer or "not_found")
-            continue
-        lifecycle.set_result_ttl(job, item.ttl_ms, t.now)
-        t.db.execute(SQL["save_expiry"], (job.expires_at, rows.pack_extra(job), job.seq))
-        answers.append("updated")
+        if job is not None and answer is None:
+            lifecycle.set_result_ttl(job, item.ttl_ms, t.now)
+            t.db.execute(SQL["save_expiry"], (job.expires_at, rows.pack_extra(job), job.seq))
+        answers.append(answer or "updated")
     return answers

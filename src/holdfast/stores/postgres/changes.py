@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from holdfast.core import lease, lifecycle
-from holdfast.core.dedup import Binding, by_key
-from holdfast.core.errors import JobNotFound, NotReplayable
+from holdfast.core import dedup, lease, lifecycle, requests
+from holdfast.core.dedup import Binding
+from holdfast.core.errors import JobNotFound
+from holdfast.core.events import Event
 from holdfast.core.job import (
     PURGE_COUNT_MS,
     PURGE_COUNTS_DROPPED,
-    TERMINAL,
     Cancel,
     CancelStatus,
     Extend,
     Extended,
     Finish,
     Finished,
+    Job,
     JobKey,
     JobState,
     Purge,
@@ -33,77 +35,71 @@ from holdfast.store import ExtendAnswer, FinishAnswer, ReplayAnswer, ReportAnswe
 from holdfast.stores.postgres.quotas import Quotas
 from holdfast.stores.postgres.unit_of_work import JobRow, UnitOfWork, scope_of
 
+X = TypeVar("X", Extend, Report)
+A = TypeVar("A", Extended, Reported)
+
 
 def finish(u: UnitOfWork, items: Sequence[Finish], keep: Retention) -> list[FinishAnswer]:
     """Complete, fail, retry or release. [LEASE-1, RETRY-1 to RETRY-5]"""
-    answers: list[FinishAnswer] = []
-    for item in items:
-        row = u.find(item.key)
-        answer = lease.check(row.job if row else None, item.key, item.token, item.outcome, u.now)
-        if row is None or answer is not None:
-            answers.append(answer or JobNotFound(item.key.queue, item.key.id))
-            continue
-        job = row.job
-        u.move(row, lambda job=job, item=item: lifecycle.finish(job, item, u.now, keep))
-        answers.append(Finished(job.state))
-    return answers
+    return [_finish_one(u, item, keep) for item in items]
+
+
+def _finish_one(u: UnitOfWork, item: Finish, keep: Retention) -> FinishAnswer:
+    row = u.find(item.key)
+    answer = lease.check(row and row.job, item.key, item.token, item.outcome, u.now)
+    if row is None or answer is not None:
+        return answer or JobNotFound(item.key.queue, item.key.id)
+    u.move(row, lambda: lifecycle.finish(row.job, item, u.now, keep))
+    return Finished(row.job.state)
 
 
 def extend(u: UnitOfWork, items: Sequence[Extend], *, all_events: bool) -> list[ExtendAnswer]:
     """Renew leases. [LEASE-2]"""
-    answers: list[ExtendAnswer] = []
-    for item in items:
-        row = u.find(item.key)
-        refusal = lease.check_live(row.job if row else None, item.key, item.token, u.now)
-        if row is None or refusal is not None:
-            answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
-            continue
-        event = lifecycle.extend(row.job, item.lease_ms, u.now, logged=all_events)
-        row.changed = True
-        if event is not None:
-            u.log(event, row.lane)
-        answers.append(Extended(row.job.deadline, u.now))
-    return answers
+
+    def change(job: Job, item: Extend) -> tuple[Event | None, Extended]:
+        event = lifecycle.extend(job, item.lease_ms, u.now, logged=all_events)
+        return event, Extended(job.deadline, u.now)
+
+    return [_change_leased(u, item, change) for item in items]
 
 
 def report(u: UnitOfWork, items: Sequence[Report], *, all_events: bool) -> list[ReportAnswer]:
     """Record progress."""
-    answers: list[ReportAnswer] = []
-    for item in items:
-        row = u.find(item.key)
-        refusal = lease.check_live(row.job if row else None, item.key, item.token, u.now)
-        if row is None or refusal is not None:
-            answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
-            continue
-        event = lifecycle.report(row.job, item, u.now, logged=all_events)
-        row.changed = True
-        if event is not None:
-            u.log(event, row.lane)
-        answers.append(Reported())
-    return answers
+
+    def change(job: Job, item: Report) -> tuple[Event | None, Reported]:
+        return lifecycle.report(job, item, u.now, logged=all_events), Reported()
+
+    return [_change_leased(u, item, change) for item in items]
+
+
+def _change_leased(u: UnitOfWork, item: X, change: Callable[[Job, X], tuple[Event | None, A]]) -> A | lease.Refusal:
+    row = u.find(item.key)
+    refusal = lease.check_live(row and row.job, item.key, item.token, u.now)
+    if row is None or refusal is not None:
+        return refusal or JobNotFound(item.key.queue, item.key.id)
+    event, answer = change(row.job, item)
+    row.changed = True
+    if event is not None:
+        u.log(event, row.lane)
+    return answer
 
 
 def cancel(u: UnitOfWork, items: Sequence[Cancel], keep: Retention) -> list[CancelStatus]:
     """Cancel wins. [CANCEL-1 to CANCEL-3]"""
-    answers: list[CancelStatus] = []
-    for item in items:
-        row = u.find(item.key)
-        if row is None or not lifecycle.is_life(row.job, item.seq):
-            answers.append("not_found")
-            continue
-        job = row.job
-        if job.state is JobState.COMPLETED or job.state is JobState.FAILED or job.state is JobState.CANCELED:
-            answers.append(job.state.value)
-        elif job.state is JobState.LEASED and item.only_waiting:
-            answers.append("processing")
-        else:
-            if job.state is JobState.LEASED:
-                u.effects.canceled.append(job.key)
-            else:
-                u.effects.withdrawn.add(row.lane.number)
-            u.move(row, lambda job=job: lifecycle.cancel(job, u.now, keep))
-            answers.append("canceled")
-    return answers
+    return [_cancel_one(u, item, keep) for item in items]
+
+
+def _cancel_one(u: UnitOfWork, item: Cancel, keep: Retention) -> CancelStatus:
+    row = u.find(item.key)
+    answer = requests.check_cancel(row and row.job, item)
+    if row is None or answer is not None:
+        return answer or "not_found"
+    if row.job.state is JobState.LEASED:
+        u.effects.canceled.append(item.key)
+    else:
+        u.effects.withdrawn.add(row.lane.number)
+    u.move(row, lambda: lifecycle.cancel(row.job, u.now, keep))
+    return "canceled"
 
 
 def replay(
@@ -117,25 +113,19 @@ def _replay_one(
     u: UnitOfWork, key: JobKey, quotas: Quotas, bindings: dict[tuple[int, str, str], Binding]
 ) -> ReplayAnswer:
     row = u.find(key)
-    if row is None:
-        return JobNotFound(key.queue, key.id)
-    job = row.job
-    if job.state is not JobState.FAILED:
-        return NotReplayable(key.queue, key.id, f"it is {lifecycle.shown(job, u.now)}, not failed")
-    idempotency = job.envelope.idempotency
-    retakes = idempotency is not None and idempotency.policy == "until_terminal"
-    scope = scope_of(row.lane, job.envelope)
+    refusal = requests.check_replay(row and row.job, key, u.now)
+    if row is None or refusal is not None:
+        return refusal or JobNotFound(key.queue, key.id)
+    retakes = dedup.retakes_key(row.job)
+    scope = scope_of(row.lane, row.job.envelope)
     binding = bindings.get(scope) if retakes else None
-    if binding is not None:
-        holder = u.find_any(JobKey(key.tenant, key.queue, binding.job_id))
-        if by_key(binding, holder.job if holder else None, u.now) is not None:
-            return NotReplayable(key.queue, key.id, f"job {binding.job_id!r} holds its idempotency key by now")
-    refusal = quotas.over(key.tenant, key.queue)
-    if refusal is not None:
-        return refusal
+    holder = u.find_any(JobKey(key.tenant, key.queue, binding.job_id)) if binding else None
+    answer = dedup.check_retake(row.job, binding, holder and holder.job, u.now) or quotas.over(key.tenant, key.queue)
+    if answer is not None:
+        return answer
     if retakes:
-        u.bound[scope] = bindings[scope] = Binding(job.id, "until_terminal")
-    u.move(row, lambda: lifecycle.replay(job, u.now))
+        u.bound[scope] = bindings[scope] = Binding(key.id, "until_terminal")
+    u.move(row, lambda: lifecycle.replay(row.job, u.now))
     quotas.took(key.tenant, key.queue)
     return Replayed()
 
@@ -146,16 +136,11 @@ async def purge(u: UnitOfWork, items: Sequence[Purge]) -> list[PurgeStatus]:
     purged: list[JobRow] = []
     for item in items:
         row = u.find(item.key)
-        if row is None or not lifecycle.is_life(row.job, item.seq):
-            answers.append("not_found")
-        elif row.job.state not in TERMINAL or (
-            item.finished_at is not None and item.finished_at != row.job.finished_at
-        ):
-            answers.append("not_terminal")
-        else:
+        answer = requests.check_purge(row and row.job, item)
+        if row is not None and answer is None:
             u.forget(row)
             purged.append(row)
-            answers.append("purged")
+        answers.append(answer or "purged")
     if purged:
         await _log_purges(u, purged)
     return answers
@@ -183,12 +168,9 @@ def set_result_ttl(u: UnitOfWork, items: Sequence[SetResultTtl]) -> tuple[list[T
     kept: dict[int, tuple[int, int, int]] = {}
     for item in items:
         row = u.find(item.key)
-        if row is None or not lifecycle.is_life(row.job, item.seq):
-            answers.append("not_found")
-        elif row.job.state not in TERMINAL:
-            answers.append("not_terminal")
-        else:
+        answer = requests.check_result_ttl(row and row.job, item)
+        if row is not None and answer is None:
             lifecycle.set_result_ttl(row.job, item.ttl_ms, u.now)
             kept[row.job.seq] = (row.job.seq, item.ttl_ms, u.now + item.ttl_ms)
-            answers.append("updated")
+        answers.append(answer or "updated")
     return answers, list(kept.values())
