@@ -75,7 +75,7 @@ class TenantCounts(Struct, eq=False):
     new_queues: int = 0
     """What this process has enqueued since it started."""
     counted: tuple[int, int, int] = (0, 0, 0)
-    """The same counters when the read of `usage` began. Reads may overlap: each belongs to its own counters."""
+    """These counters as they were when the read of `usage` began. Reads may overlap, so each has its own copy."""
     queues: set[str] = field(default_factory=set[str])
     """Queues that this process has enqueued to, at most as many as the tenant may have. Some may no longer exist."""
     flows: int | None = None
@@ -84,7 +84,7 @@ class TenantCounts(Struct, eq=False):
     reads: int = 0
     """How many reads of the budgets have begun."""
     last_used: int = 0
-    """The last of them, in the order in which they began, whose budgets are used."""
+    """The number of the read whose budgets are in use."""
 
     def budget_without_room(self, jobs: int, size: int, queues: int, flows: int) -> str:
         """The first budget that adding this much would exceed, or "" if there is room in all of them."""
@@ -417,7 +417,7 @@ def ceiling_ms(store: Store) -> int:
 
 
 async def read_counts(store: Store, tenant: str) -> None:
-    """Read what a tenant keeps now. A process that ends before its first background read would not be judged."""
+    """Read what a tenant keeps now: a process that ends before its first background read would be refused nothing."""
     enforcer = enforcer_of(store)
     if enforcer is not None:
         await enforcer.refresh(tenant)

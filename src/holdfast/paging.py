@@ -92,15 +92,15 @@ _TENANT_CURSOR = re.compile(r"([0-9]{1,3}):(.*)", re.ASCII)
 
 X = TypeVar("X")
 Part = tuple[Sequence[tuple[Place, X]], Place | None]
-"""The next items of a list, and the place that the rest comes before; None: there is no rest."""
+"""The next items of a list, and where to read on: before this place. None: there are no more."""
 
 
 async def merged(
     reads: Sequence[Callable[[Place], Awaitable[Part[X]]]], before: Place
 ) -> AsyncIterator[tuple[Place, X | None]]:
-    """The items of several lists, the latest first. A list is read on only when its next item may be the next of all.
+    """The items of several lists, the latest first. It reads from a list only when the next item may come from there.
 
-    Before each further read comes a place without an item: all items after it have come.
+    Before each read it yields a place without an item: it has yielded all items that are later than this place.
     """
     rests = dict.fromkeys(range(len(reads)), before)
     found: list[tuple[Place, int, X]] = []
@@ -137,8 +137,8 @@ class _Lists(Protocol):
 async def list_across(store: _Lists, query: ListQuery) -> Page:
     """A page by time over all queues of a tenant, from the lists of single queues.
 
-    The order holds among 100 queues; those of a tenant with more come 100 by 100, by name. A page makes at most two
-    reads for each queue, and they share what it may read: it may be short or empty and still have a cursor.
+    The order holds among 100 queues. A tenant with more queues gets them 100 at a time, by name. A page makes at most
+    two reads for each queue, which share its limit: a page may be short or empty and still have a cursor.
     """
     _, group = parse_cursor(query.cursor)
     names, following = await _group(store, query, group)

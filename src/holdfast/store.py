@@ -5,8 +5,8 @@ takes a list and answers item by item, in the same order: one bad item affects n
 the answer, instances of the errors in `core.errors`. Exceptions are about the store itself: StoreUnavailable,
 StoreBusy, StoreMismatch, Unsupported. A call that raised has acknowledged nothing.
 
-`core.lifecycle` has the transitions, `extensions` what a store may do beyond this, `opening` how URLs find a store.
-`holdfast.testing.conformance` proves one.
+`core.lifecycle` has the transitions, `extensions` has what a store may do beyond this, `opening` finds the store of a
+URL. `holdfast.testing.conformance` checks that a store keeps this contract.
 """
 
 # A method of a protocol has no body but its docstring.
@@ -64,7 +64,7 @@ EVENTS_BOUND = 1_000_000
 EVENTS_BOUND_MS = 7 * DAY
 """Trimming waits for registered readers until the log has this many events, or one this old. [EVENT-2]"""
 
-JOINING = "joining your transaction: postgresql:// does, elsewhere commit first and use an id or key of your own"
+JOINING = "joining your transaction, only postgresql:// does; commit first, then enqueue with an id or key of your own"
 """The refusal of a store that cannot join a transaction. [ENQ-7]"""
 
 REPAIR_LIMIT = 100
@@ -164,7 +164,7 @@ class WorkerPage(Struct, frozen=True):
 
 
 class PurgePage(Struct, frozen=True):
-    """Counts of purges, by tenant. A tenant may come twice; its later count is then the last."""
+    """Counts of purges, by tenant. If a tenant comes twice, its later count is the newer one."""
 
     counts: list[PurgeCount]
     cursor: str | None

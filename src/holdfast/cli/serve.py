@@ -40,7 +40,7 @@ PAGES_VARIABLE = "HOLDFAST_DASHBOARD_KEY"
 PROOF_VARIABLE = "HOLDFAST_PROOF"
 
 Metrics = tuple[str, int, tuple[str, ...]] | None
-"""The separate address and port of /metrics, and the tenants whose gauges it has one by one."""
+"""The separate address and port of /metrics, and the tenants that get gauges of their own."""
 
 KeyFile = Annotated[
     Path | None,
@@ -294,7 +294,7 @@ def _serve(
     logging.configure_lines("holdfast.audit", *(["holdfast.access"] if settings.access_log else []))
     http_metrics.enable()
     if metrics is not None:
-        # Not on the address of the API: there anyone may read /metrics, and a queue's name belongs to its tenant.
+        # Gauges name queues, which belong to tenants: keep them off the API's own /metrics, which anyone may read.
         gauges.enable(tenants=metrics[2])
         http_metrics.serve_at(*metrics[:2])
     log = logging.get_logger("holdfast.cli")

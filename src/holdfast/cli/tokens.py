@@ -53,7 +53,7 @@ def token(
         typer.Option(metavar="QUEUE[,QUEUE...]", help="The queues that the token is limited to. Default: all."),
     ] = None,
     ttl: Annotated[str, typer.Option(metavar="DURATION", help="How long the token is valid.")] = "1h",
-    subject: Annotated[str, typer.Option(help="The `sub`: the worker id of claims that name none.")] = "",
+    subject: Annotated[str, typer.Option(help="The `sub`: the worker id of claims without one.")] = "",
     key_file: KeyFile = None,
     private_key: Annotated[
         Path | None, typer.Option("--private-key", metavar="FILE", help="A private key of `holdfast keys new`.")

@@ -31,7 +31,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 _KEPT_AS_JOBS = {"holdfast:schedules": "schedule", "holdfast:flows": "flow"}
-"""By the queues that `core.names` reserves for them."""
+"""What messages call the jobs of these reserved queues."""
 
 
 class HoldfastError(Exception):
@@ -127,8 +127,8 @@ _BUDGETS = {
     "max_queues": ("queues", "Use one that has jobs, or try again when some are empty."),
     "max_schedules": ("schedules", "Remove some first."),
     "max_flows": ("flows under way", "Try again when some have ended."),
-    "max_workers": ("workers", "Let some sign off first."),
-    "max_types": ("queues and job types that its workers name", "Let them name fewer."),
+    "max_workers": ("workers", "Stop some first."),
+    "max_types": ("queues and job types that its workers name", "Let its workers serve fewer."),
 }
 """What each counts, and what to do."""
 

@@ -122,7 +122,7 @@ class Facts(Struct, frozen=True):
     workers: KnownTypes | None = None
     """What the workers serve that were looked at. None: they do not matter."""
     more_workers: int = 0
-    """There are more than this many workers, which is how many were looked at. 0: all were."""
+    """The number of workers that were looked at, if there are more. 0: all were."""
     quotas: Sequence[QuotaExceeded] = ()
     """The quotas and budgets that the tenant has reached."""
     flow: FlowFacts | None = None
@@ -256,7 +256,7 @@ def _retry(job: Job) -> Cause:
 
 
 def _workers(job: Job, known: KnownTypes, more: int) -> Iterator[Cause]:
-    """Only what holds of all workers is said of all."""
+    """Says that no worker serves the job only if all workers were looked at."""
     among = f"none of the first {more:,} living workers" if more else "no living worker"
     if job.queue not in known.queues:
         text = f"{among.capitalize()} serves the queue {job.queue!r}."
@@ -286,7 +286,7 @@ def _ahead(count: int) -> Cause:
 
 
 def _others(count: int) -> Cause:
-    """`count` 0: there are some, however many."""
+    """With `count` 0 it says that there are some, without their number."""
     if not count:
         return Cause(code="other_tenants", text="Other tenants have work in a queue of this name: workers take turns.")
     more = count > OTHERS_LIMIT

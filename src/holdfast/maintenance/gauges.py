@@ -24,9 +24,9 @@ from holdfast.telemetry.gauges import MAX_EXPIRED, STATES, Gauges, QueueCounts, 
 
 KEY = JobKey(OPERATOR, GAUGES, "gauges")
 ENSURE_S = 60.0
-"""How often to see to it that the system job exists."""
+"""How often to check that the system job exists."""
 REST = 4
-"""The rest after each call, in times of how long it took: a round takes at most a fifth of one connection's time."""
+"""It rests this many times as long as each call took: a round uses at most a fifth of one connection's time."""
 MIN_PAUSE_S = 1.0
 """The least pause between two rounds."""
 EXPIRED_PAGE = 10
@@ -52,7 +52,7 @@ async def serve(gauges: Gauges, context: SystemContext) -> Finish:
             try:
                 found = await read(context.store, gauges.tenants)
             except AWAY:
-                # The last numbers stay, and get older, until the lease is over.
+                # The last numbers stay exported until the lease is over; their age grows.
                 await asyncio.sleep(pause.next_s())
                 continue
             pause.reset()

@@ -65,7 +65,7 @@ class Receipt(Struct):
     jobs: int = 0
     source_sum: int = 0
     target_sum: int = 0
-    """The jobs that the target has, and the sums of their checksums in each store: modulo 2^64, so in any order."""
+    """The jobs that the target has, and the sums of their checksums in each store, modulo 2^64, in any order."""
     left: int = 0
     """Jobs that no longer waited, so they stay in the source."""
     missing: list[str] = field(default_factory=list[str])

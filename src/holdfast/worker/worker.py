@@ -215,8 +215,8 @@ class Worker:
         asked, such as a thread, keeps its lease, and `run` waits for it. After a second signal `run` does not wait: the
         lease expires.
         Signals are watched only in the main thread, and not with `signals=False`. The program's own signal handler is
-        called after the worker's. One set through the event loop stays alone in place: then `stop` or a cancel ends the
-        worker. A second call while it runs waits for the end of the first; after that it can run again.
+        called after the worker's. A handler that was set through the event loop is not replaced: then only `stop` or a
+        cancel ends the worker. A second call while it runs waits for the end of the first; after that it can run again.
         """
         # Not a coroutine function: `stop` must also find a call that has not begun, as in a task just created.
         asked = _Asked()

@@ -212,7 +212,7 @@ async def test_a_connection_of_another_kind_is_refused_by_name(postgres, databas
 @pytest.mark.parametrize("url", ["memory:joining", "file:{}"])
 async def test_other_stores_say_what_to_do_instead(url, tmp_path):
     async with Queue(url.format(tmp_path), tenant="acme") as queue:
-        with pytest.raises(Unsupported, match="postgresql:// does, elsewhere commit first"):
+        with pytest.raises(Unsupported, match="only postgresql:// does; commit first"):
             await queue.enqueue(send.message(), connection=object())
 
 

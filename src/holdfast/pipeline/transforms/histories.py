@@ -54,7 +54,7 @@ def life(events: DataFrame) -> Column:
 def moment_in_this_life(where: Column, born: Column) -> Column:
     """The time in ms of the last event with `where`, in the life that began with `born`; null or -1 if there is none.
 
-    It is a number, because Spark copies other values for each event that they are carried past.
+    It is a number: a window copies any other value once for each event.
     """
     ms = fn.when(where, fn.unix_millis("at")).when(born, -1)
     return fn.last(ms, ignorenulls=True).over(so_far())

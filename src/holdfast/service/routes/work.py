@@ -45,8 +45,7 @@ async def claim(call: ServiceCall[requests.Claim, requests.NoQuery]) -> Reply:
     if revoked:
         raise refused("it was revoked")
     with suppress(StoreError):
-        # After the wait, which may outlast a key. If the store is away, sign with the known keys: leased jobs must be
-        # answered.
+        # The wait may outlast a key. If the store is away, sign with the known keys: leased jobs must be answered.
         await call.context.proofs.renew()
     return Reply(views.claimed(claimed, waited_s, call.context.proofs))
 
@@ -121,7 +120,7 @@ def _subject(call: ServiceCall[Any, Any]) -> str:
 async def _proved(
     call: ServiceCall[list[Item | HoldfastError], Any], read: Callable[[str, Item, int], Made | Awaitable[Made]]
 ) -> Callable[[Item], Made | Awaitable[Made]]:
-    """A function that converts an item after it has verified its proof. LeaseLost comes before all errors. [LEASE-1]"""
+    """A function that verifies an item's proof and converts the item. LeaseLost comes before other errors. [LEASE-1]"""
     tenant, caller, proofs = call.tenant, call.caller, call.context.proofs
     await proofs.renew(item.token for item in call.body if not isinstance(item, HoldfastError))
 

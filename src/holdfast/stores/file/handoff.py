@@ -60,7 +60,7 @@ class FileInbox:
 
     @property
     def is_dead(self) -> bool:
-        """Whether its event loop was closed first."""
+        """Whether its event loop was closed before it."""
         return self._fifo.is_dead
 
     @property

@@ -42,7 +42,7 @@ class LazyHeap(Generic[E]):
         return None
 
     def count_below(self, bound: tuple[Any, ...], limit: int) -> int:
-        """How many live entries are smaller than `bound`, up to `limit`. Looks at few others."""
+        """How many live entries are smaller than `bound`, up to `limit`. Looks at few other entries."""
         count, places = 0, [0]
         while places and count < limit:
             place = places.pop()

@@ -29,7 +29,7 @@ BRIEF_LOCK_MS = 100
 MAX_BLOCKED = 16
 """The most blocked jobs of a batch that are isolated one by one."""
 CACHE_TRIES = 4
-"""How often a call is tried whose cached lane numbers are stale. Each try uses what the server has by then."""
+"""The most tries of a call whose cached lane numbers are stale. Each try uses what the server has by then."""
 
 _CLOSED = "the store is not open; use `async with Queue(...)` or await store.open()"
 
@@ -179,7 +179,7 @@ class Transactions:
         repeat: bool,
         done: Notice | None = None,
     ) -> tuple[int | None, bool]:
-        """Call one of the hot functions. Answers its result, and whether the hints are sent.
+        """Call one of the hot functions. Returns its result, and whether the hints are sent.
 
         `done`, the hint of a single completion, is sent with the record of the job.
         """

@@ -93,7 +93,7 @@ async def count_jobs(
 ) -> list[QueueStats]:
     """The jobs of these queues by state, as shown now. The work is bounded for any number of jobs, see ADR 23.
 
-    `used`: leave out queues that are not paused and store no jobs. Jobs that wait to be pruned are stored.
+    `used`: leave out queues that are not paused and store no jobs. Jobs that wait to be pruned count as stored.
     """
     if not queues:
         return []

@@ -12,7 +12,7 @@ class Broken(AssertionError):
 
 
 class Skipped(Exception):
-    """The store does not have what the check is about, and says so; the text says what."""
+    """The store declares that it lacks what the check is about; the text names it."""
 
 
 def expect(held: object, what: str) -> None:

@@ -158,7 +158,7 @@ class Harness:
     def begin(self) -> AbstractAsyncContextManager[Any]:
         """Open a caller's transaction. Raises Skipped if the store cannot join it. [ENQ-7]"""
         if not self.capabilities.transactional_enqueue:
-            raise Skipped("the store joins no transaction of its caller's")
+            raise Skipped("the store cannot join a caller's transaction")
         if self.transaction is None:
             raise Broken("the store says it can join a transaction: run the suite with transaction=")
         return self.transaction()

@@ -1,6 +1,6 @@
 -- The shortcut of `enqueue.lua` for a single new job without an idempotency key, a large payload or a parent lease,
--- that is no step of a flow and whose tenant has no settings. Making the functions of `enqueue.lua` takes longer than
--- this takes to run. Any other request is left to `enqueue.lua`, which uses the names unpacked here.
+-- that is no step of a flow and whose tenant has no settings. Defining the functions of `enqueue.lua` takes longer than
+-- all of this. Any other request is left to `enqueue.lua`, which uses the names unpacked here.
 --
 -- If a worker waits and no other job would be claimed before this one, the job is handed off: it is leased to that
 -- worker and sent to its inbox in the same step (see `waiters.lua`). A hand-off takes no turn: turns are for tenants

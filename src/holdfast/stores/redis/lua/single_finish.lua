@@ -1,5 +1,5 @@
 -- The shortcut of `finish.lua` for the completion of a single job under a live lease, without an idempotency key and
--- without a blob. Making the functions of `finish.lua` takes longer than this takes to run. Any other request is left
+-- without a blob. Defining the functions of `finish.lua` takes longer than all of this. Any other request is left
 -- to `finish.lua`, which uses the names unpacked here.
 
 local lane_names, ids, tokens, outcomes, result_sizes, in_blob, details, plain = unpack(request)

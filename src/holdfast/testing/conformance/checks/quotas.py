@@ -81,7 +81,7 @@ async def retries_releases_and_expiry_are_never_refused_by_a_quota(h: Harness) -
 
 @rule("TENANT-5")
 async def a_replay_is_refused_by_a_quota(h: Harness) -> None:
-    """A dead letter cannot be replayed while the queue is full, but when there is room."""
+    """A dead letter cannot be replayed while the queue is full; once there is room, it can."""
     queue = h.name("q")
     job = await h.leased("dead", queue=queue)
     h.accepted(await h.fail(job), JobState.FAILED)
@@ -131,7 +131,7 @@ async def settings_left_out_stay_unchanged(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def concurrent_enqueues_do_not_exceed_a_quota(h: Harness) -> None:
-    """An exact quota is never exceeded. Another one, as the store declares, only by the jobs in flight."""
+    """An exact quota is never exceeded; one that is not exact, by the jobs in flight at most."""
     most, flights = 5, 20
     await limit(h, most, queue=h.queue)
     stores = await h.handles(4)
