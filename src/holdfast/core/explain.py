@@ -21,9 +21,9 @@ from holdfast.core.times import moment
 
 AHEAD_LIMIT = 1_000
 """The most jobs ahead that are counted exactly."""
-OTHERS_LIMIT = 100
-"""The most other tenants that are counted exactly."""
-OTHERS_SCAN = 200
+OTHERS_LIMIT = 20
+"""The most other tenants that are counted exactly. Each costs a store a probe or two."""
+OTHERS_SCAN = 40
 """The most tenants that a store looks at to count those with visible work."""
 MAX_NAMED = 20
 """The most steps that a cause names."""

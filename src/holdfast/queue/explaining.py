@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.budgets import usage_of
-from holdfast.core.errors import QuotaExceeded, Unsupported
-from holdfast.core.explain import Explanation, Facts, FlowFacts, Standing, explain
+import asyncio
+
+from holdfast.budgets import enforcer_of
+from holdfast.core.budgets import merged
+from holdfast.core.errors import QuotaExceeded
+from holdfast.core.explain import Explanation, Facts, FlowFacts, explain
 from holdfast.core.flow import is_own, plan_of, shown_state, step_key
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
 from holdfast.core.names import FLOWS, RESERVED, check_id
@@ -16,7 +19,6 @@ from holdfast.store import Store, WorkerInfo
 
 WORKER_PAGES = 10
 """The most pages of workers that are looked at."""
-_BUDGETS = ("max_jobs", "max_bytes")
 
 
 async def explain_job(connection: Connection, key: JobKey) -> Explanation:
@@ -31,20 +33,20 @@ async def _facts(store: Store, key: JobKey) -> Facts:
     standing = await store.standing(key)
     if standing is None:
         return Facts(key, None, flow=await _step_to_come(store, key))
-    state = standing.job.state
-    workers, more = (None, 0)
-    if state in WAITING and not key.queue.startswith(RESERVED):
-        workers, more = await _workers(store, key.tenant)
-    quotas = await _quotas(store, key) if state in WAITING or state is JobState.FAILED else []
-    return Facts(key, standing, workers, more, quotas, await _flow(store, standing))
+    job = standing.job
+    # One after another, these reads would take as long as several claims.
+    (workers, more), quotas, flow = await asyncio.gather(_workers(store, job), _quotas(store, job), _flow(store, job))
+    return Facts(key, standing, workers, more, quotas, flow)
 
 
-async def _workers(store: Store, tenant: str) -> tuple[KnownTypes, int]:
-    """What the first workers serve; and how many those are, if there are more."""
+async def _workers(store: Store, job: Job) -> tuple[KnownTypes | None, int]:
+    """What the first workers serve, if the job waits for one; and how many those are, if there are more."""
+    if job.state not in WAITING or job.queue.startswith(RESERVED):
+        return None, 0
     found: list[WorkerInfo] = []
     cursor: str | None = None
     for _ in range(WORKER_PAGES):
-        page = await store.worker_page(tenant, cursor)
+        page = await store.worker_page(job.tenant, cursor)
         found += page.workers
         cursor = page.cursor
         if cursor is None:
@@ -52,30 +54,34 @@ async def _workers(store: Store, tenant: str) -> tuple[KnownTypes, int]:
     return KnownTypes.of(found), len(found)
 
 
-async def _quotas(store: Store, key: JobKey) -> list[QuotaExceeded]:
+async def _quotas(store: Store, job: Job) -> list[QuotaExceeded]:
     """The quotas and budgets of stored jobs that the tenant has reached. [TENANT-5]"""
+    if job.state not in WAITING and job.state is not JobState.FAILED:
+        return []
+    settings, usage = await asyncio.gather(store.tenant_settings(job.tenant), store.usage(job.tenant))
     reached: list[QuotaExceeded] = []
-    for settings in await store.tenant_settings(key.tenant):
-        if settings.max_waiting is None or settings.queue not in (key.queue, None):
+    for one in settings:
+        if one.max_waiting is None or one.queue not in (job.queue, None):
             continue
-        if settings.queue is None:
-            queues = (await store.queue_page(key.tenant)).queues
+        if one.queue is None:
+            queues = (await store.queue_page(job.tenant)).queues
         else:
-            queues = await store.stats(key.tenant, [key.queue])
+            queues = await store.stats(job.tenant, [job.queue])
         waiting = sum(stats.counts.get(state, 0) for stats in queues for state in WAITING)
-        if waiting >= settings.max_waiting:
-            reached.append(QuotaExceeded(settings.queue, waiting, settings.max_waiting))
-    try:
-        usage = await usage_of(store, key.tenant)
-    except Unsupported:
+        if waiting >= one.max_waiting:
+            reached.append(QuotaExceeded(one.queue, waiting, one.max_waiting))
+    enforcer = enforcer_of(store)
+    if enforcer is None:
         return reached
-    full = (one for one in map(usage.of, _BUDGETS) if one.limit and (one.used or 0) >= one.limit)
-    return reached + [QuotaExceeded(None, one.used or 0, one.limit or 0, one.budget) for one in full]
+    own = next((one.budgets for one in settings if one.queue is None), None)
+    limits = merged(enforcer.defaults, own) or enforcer.defaults
+    kept = (("max_jobs", usage.jobs + usage.keys, limits.max_jobs), ("max_bytes", usage.bytes, limits.max_bytes))
+    full = [QuotaExceeded(None, used, limit, budget) for budget, used, limit in kept if limit and used >= limit]
+    return reached + full
 
 
-async def _flow(store: Store, standing: Standing) -> FlowFacts | None:
+async def _flow(store: Store, flow: Job) -> FlowFacts | None:
     """The steps that a flow waits for: those that are running, else those that can start."""
-    flow = standing.job
     if flow.queue != FLOWS or flow.state in TERMINAL:
         return None
     plan = plan_of(flow.envelope)

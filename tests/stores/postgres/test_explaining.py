@@ -47,6 +47,23 @@ async def test_the_work_of_standing_does_not_grow_with_the_backlog(postgres, dat
             assert large < 1.5 * small, (small, large)
 
 
+async def test_old_statistics_do_not_make_standing_read_the_backlog(postgres, database):
+    """As after a burst: by these statistics the lane has a few jobs, so a plan may join them all."""
+    async with opened(postgres.url(database)) as store:
+        async with asyncpg.create_pool(postgres.url(database), min_size=1, max_size=1) as pool:
+            await fill(store, AHEAD_LIMIT + 300)
+            await pool.execute("ALTER TABLE holdfast.jobs SET (autovacuum_enabled = off)")
+            await pool.execute("ANALYZE holdfast.jobs")
+        await store.enqueue([new("last")])
+        _, small = await blocks_read(postgres, database, store, "last")
+        await fill(store, 20_000, start=10_000)
+        await store.enqueue([new("very-last")])
+        for id in ("last", "very-last"):
+            found, large = await blocks_read(postgres, database, store, id)
+            assert found.ahead == AHEAD_LIMIT + 1
+            assert large < 1.5 * small, (small, large)
+
+
 async def test_standing_looks_at_a_bounded_number_of_tenants(postgres, database):
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("last")])

@@ -66,7 +66,7 @@ def test_an_error_in_a_sentence_is_short_and_moves_no_cursor():
 def test_a_tenant_may_know_that_others_wait_and_not_how_many():
     standing = Standing(job(), 2000, paused=False, others=OTHERS_LIMIT + 1)
     known = explain(Facts(KEY, standing))
-    assert known.has("other_tenants").text.startswith("More than 100 other tenants have work")
+    assert known.has("other_tenants").text.startswith("More than 20 other tenants have work")
     hidden = without_others(known)
     assert hidden.has("other_tenants") == Cause(
         code="other_tenants", text="Other tenants have work in a queue of this name: workers take turns."

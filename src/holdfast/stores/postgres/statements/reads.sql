@@ -9,7 +9,8 @@ CROSS JOIN LATERAL (
     SELECT {cold} FROM {s}.done WHERE seq = ids.seq
 ) x WHERE {check_cache:3};
 -- A job, and of a visible one: up to $5 visible jobs of its lane ($2, of queue $1) that come before it, and up to $6 other
--- lanes with visible jobs, among $7 that have waiting ones. The lanes are found by skips along the index.
+-- lanes with visible jobs, among $7 that have waiting ones. The lanes are found by skips along the index. Each LIMIT in a
+-- LATERAL keeps the planner at an index probe for each priority: by old statistics it joins all jobs of the lane instead.
 -- name: standing
 WITH RECURSIVE found AS MATERIALIZED (
     SELECT {s}.now_ms() AS now, x.* FROM {s}.ids CROSS JOIN LATERAL (
@@ -30,12 +31,15 @@ WITH RECURSIVE found AS MATERIALIZED (
 )
 SELECT found.*, l.paused, (
     SELECT count(*) FROM (
-        SELECT FROM visible v CROSS JOIN LATERAL generate_series(0, v.rank - 1) AS p (rank)
-        JOIN {s}.jobs j ON j.queue_id = $1 AND j.lane = $2 AND j.state < {state:leased} AND j.rank = p.rank
-            AND j.visible_at <= v.now
+        SELECT FROM visible v CROSS JOIN LATERAL generate_series(0, v.rank - 1) AS p (rank) CROSS JOIN LATERAL (
+            SELECT FROM {s}.jobs j WHERE j.queue_id = $1 AND j.lane = $2 AND j.state < {state:leased}
+                AND j.rank = p.rank AND j.visible_at <= v.now LIMIT $5
+        ) y
         UNION ALL
-        SELECT FROM visible v JOIN {s}.jobs j ON j.queue_id = $1 AND j.lane = $2 AND j.state < {state:leased}
-            AND j.rank = v.rank AND (j.visible_at, j.seq) < (v.visible_at, v.seq)
+        SELECT FROM visible v CROSS JOIN LATERAL (
+            SELECT FROM {s}.jobs j WHERE j.queue_id = $1 AND j.lane = $2 AND j.state < {state:leased}
+                AND j.rank = v.rank AND (j.visible_at, j.seq) < (v.visible_at, v.seq) LIMIT $5
+        ) y
         LIMIT $5
     ) x
 ) AS ahead, (
