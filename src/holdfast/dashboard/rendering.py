@@ -25,32 +25,40 @@ STATES = (
 )  # fmt: skip
 
 
+@cache
+def _environment() -> Any:
+    """The templates of the package, compiled: else the first view of each page would wait for that."""
+    env: Any = Environment(
+        loader=PackageLoader("holdfast.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    env.filters |= {
+        "number": showing.number,
+        "bytes": showing.size,
+        "duration": showing.duration,
+        "rate": showing.per_second,
+        "at": showing.exact,
+        "iso": showing.iso,
+        "ago": showing.ago,
+        "plural": showing.plural,
+    }
+    env.globals |= {"STATES": STATES, "static": static_path}
+    # A fragment is a block that is drawn by itself: it has no imports of its own.
+    env.globals["ui"] = env.get_template("ui.html").module
+    for name in env.list_templates():
+        env.get_template(name)
+    return env
+
+
 class Templates:
-    """The templates of the package."""
+    """The templates of the package. All dashboards of a process share them."""
 
     def __init__(self) -> None:
-        env: Any = Environment(
-            loader=PackageLoader("holdfast.dashboard"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            auto_reload=False,
-        )
-        env.filters |= {
-            "number": showing.number,
-            "bytes": showing.size,
-            "duration": showing.duration,
-            "rate": showing.per_second,
-            "at": showing.exact,
-            "iso": showing.iso,
-            "ago": showing.ago,
-            "plural": showing.plural,
-        }
-        env.globals |= {"STATES": STATES, "static": static_path}
-        # A fragment is a block that is drawn by itself: it has no imports of its own.
-        env.globals["ui"] = env.get_template("ui.html").module
-        self._environment = env
+        self._environment = _environment()
 
     def page(self, name: str, variables: Mapping[str, Any]) -> str:
         """A whole page."""

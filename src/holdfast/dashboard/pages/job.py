@@ -36,7 +36,7 @@ async def read(view: View) -> dict[str, Any]:
     """What does not change: the payload. 404 if there is no such job."""
     job = await _job(view)
     if job is None:
-        raise NotShown(404, "There is no such job. A finished job is forgotten when its time is over.")
+        raise NotShown(404, await _why_not(view))
     envelope = job.envelope
     return {
         "payload": shown(envelope.payload, envelope.codec),
@@ -73,6 +73,15 @@ async def _why(view: View, job: Job) -> Explanation | None:
         return None
     found = await view.queue.explain(job.id, queue=job.queue)
     return found if view.viewer.is_operator else without_others(found)
+
+
+async def _why_not(view: View) -> str:
+    """Why there is no such job: a step of a flow may only begin later. Its flow may have queues that are hidden."""
+    if view.viewer.queues is not None:
+        return "There is no such job. A finished job is forgotten when its time is over."
+    key = _key(view)
+    found = await view.queue.explain(key.id, queue=key.queue)
+    return " ".join(cause.text for cause in found.causes)
 
 
 def shown(data: bytes, name: str) -> Value:

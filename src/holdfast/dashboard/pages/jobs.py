@@ -31,16 +31,15 @@ WITH_ERRORS = (JobState.FAILED, JobState.RETRYING)
 
 async def read(view: View) -> dict[str, Any]:
     """The counts by state, and a page of jobs."""
-    found = await queue_page(view, None, PAGE_LIMIT)
-    queues = [one for one in found.queues if view.sees(one.queue)]
     only = view.text("queue")
     if only:
-        view.checked_queue(only)
-        queues = await view.store.stats(view.tenant, [only])
+        queues, all_counted = await view.store.stats(view.tenant, [view.checked_queue(only)]), True
+    else:
+        found = await queue_page(view, None, PAGE_LIMIT)
+        queues, all_counted = [one for one in found.queues if view.sees(one.queue)], found.cursor is None
     counts: Counter[str] = Counter()
     for one in queues:
         counts.update(one.counts)
-    all_counted = bool(only) or found.cursor is None
     query = await _query(view)
     if not only:
         query = replace(query, queues=_with_jobs(queues, query) if all_counted else view.viewer.queues)

@@ -15,7 +15,7 @@ from holdfast.dashboard.page import Action, Done, Form, Fragment, WebPage
 from holdfast.dashboard.pages.queues import waiting
 from holdfast.dashboard.view import NotShown, View
 from holdfast.service.tokens import OPERATOR_SCOPE
-from holdfast.store import PAGE_LIMIT, QueueStats, TenantSettings
+from holdfast.store import PAGE_LIMIT, QueuePage, QueueStats, TenantSettings
 
 SHOWN = 25
 """Each tenant of a page costs two reads."""
@@ -43,17 +43,21 @@ async def read(view: View) -> dict[str, Any]:
     else:
         page = await view.store.tenant_page(view.text("cursor") or None, SHOWN)
         names, cursor = page.tenants, page.cursor
-    rows = await asyncio.gather(*(_row(view, name) for name in names))
+    rows = await asyncio.gather(*(_row_of(view, name) for name in names))
     busy = sum(row.weight for row in rows if row.waiting)
     # A share is one of all who wait, so it is known only where all of them are on the page.
     is_whole = cursor is None and not view.query
     return {"rows": rows, "cursor": cursor, "busy": busy if is_whole else 0.0, "is_filtered": bool(view.text("name"))}
 
 
-async def _row(view: View, tenant: str) -> TenantRow:
+async def _row_of(view: View, tenant: str) -> TenantRow:
     page, settings = await asyncio.gather(
         view.store.queue_page(tenant, None, PAGE_LIMIT), view.store.tenant_settings(tenant)
     )
+    return _row(tenant, page, settings)
+
+
+def _row(tenant: str, page: QueuePage, settings: Sequence[TenantSettings]) -> TenantRow:
     own = _own(settings)
     return TenantRow(
         tenant,
@@ -83,9 +87,8 @@ async def read_one(view: View) -> dict[str, Any]:
     except Unsupported:
         usage = None
     settings = await view.queue.tenant_settings()
-    row = await _row(view, view.tenant)
     return {
-        "row": row,
+        "row": _row(view.tenant, page, settings),
         "usage": usage,
         "settings": [one for one in settings if one.queue is not None],
         "queues": sorted(page.queues, key=_most_waiting)[:QUEUES_SHOWN],
