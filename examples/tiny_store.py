@@ -68,7 +68,7 @@ class TinyStore(LocalStore):
 
     def _record(self, job, event):
         """Every transition ends here: its event is logged, its key may be free, listeners are notified. [EVENT-1]"""
-        self.side.append(event)
+        self.side.log.append(event)
         self.side.keys.release(job)
         if job.state in WAITING:
             self.side.notifier.add(Hint.READY, job.tenant, job.queue)
@@ -141,7 +141,7 @@ class TinyStore(LocalStore):
             return refusal
         event = change(job, argument, now, logged=self.options.all_events)
         if event is not None:
-            self.side.append(event)
+            self.side.log.append(event)
         return answers.Reported() if isinstance(item, Report) else answers.Extended(job.deadline, now)
 
     @batch
@@ -160,7 +160,7 @@ class TinyStore(LocalStore):
         job = self.find(item.key, now)
         answer = requests.check_purge(job, item)
         if answer is None:
-            self.side.append(lifecycle.purge(job, now, self.side.purges.count(job, now)))
+            self.side.log.append(lifecycle.purge(job, now, self.side.purges.count(job, now)))
             self._forget(job)
         return answer or "purged"
 

@@ -140,12 +140,12 @@ def a_reader_holds_the_events_of_all_tenants(bug: Bug) -> None:
 def what_is_forgotten_counts_for_ever(bug: Bug) -> None:
     """A tenant's bytes never go down."""
 
-    def count(original: Planted, jobs: Any, job: Job, by: int) -> None:
-        before = jobs.bytes.get(job.tenant, 0)
-        original(jobs, job, by)
-        jobs.bytes[job.tenant] = max(before, jobs.bytes[job.tenant])
+    def remove(original: Planted, jobs: Any, job: Job) -> None:
+        before = jobs.bytes[job.tenant]
+        original(jobs, job)
+        jobs.bytes[job.tenant] = before
 
-    bug.at("memory").around(bug.memory("jobs").JobTable, "count", count)
+    bug.at("memory").around(bug.memory("jobs").JobTable, "remove", remove)
     bug.at("file").sql("move_lane", "bytes = bytes + ?9", "bytes = bytes + max(0, ?9)")
 
 

@@ -69,7 +69,9 @@ class ListQuery(Struct, frozen=True):
             return False
         if not self.queue and not self.includes(job.queue):
             return False
-        if not (self.since or 0) <= place_of(job)[0] < (LAST_TIME if self.until is None else self.until):
+        if self.since is not None and place_of(job)[0] < self.since:
+            return False
+        if self.until is not None and place_of(job)[0] >= self.until:
             return False
         if self.error is None:
             return True

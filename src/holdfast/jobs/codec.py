@@ -148,7 +148,11 @@ def _is_suspect(data: bytes) -> bool:
         data.find(b"null") >= 0
         or (_BACKSLASH in data and data.find(b"\\u0000") >= 0)
         or (len(data) > 2 * NESTING_LIMIT and data.count(b"[") + data.count(b"{") > NESTING_LIMIT)
-        or (len(data) - len(data.translate(None, _DIGITS)) >= _LONG and _LONG_NUMBER.search(data) is not None)
+        or (
+            len(data) >= _LONG
+            and len(data) - len(data.translate(None, _DIGITS)) >= _LONG
+            and _LONG_NUMBER.search(data) is not None
+        )
     )
 
 

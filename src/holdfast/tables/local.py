@@ -11,7 +11,6 @@ from holdfast.budgets import BudgetEnforcer
 from holdfast.core import lease
 from holdfast.core.budgets import Usage
 from holdfast.core.errors import Unsupported
-from holdfast.core.events import Event
 from holdfast.core.job import Job, JobKey, Lease, NewJob
 from holdfast.core.names import OPERATOR, join_key
 from holdfast.opening import CommonOptions
@@ -57,17 +56,12 @@ class SideTables:
         self.settings = SettingsTable()
         self.workers = WorkerTable()
         self.purges = PurgeTable()
-        self.notifier = LocalNotifier()
+        self.notifier = LocalNotifier(self.log)
         self.last_seq = 0
         self.last_token = 0
         """One counter for all leases: no token is granted twice. [LEASE-5]"""
         self.dropped_blobs: list[str] = []
         """Blobs of the results of forgotten jobs. `prune` returns their names."""
-
-    def append(self, event: Event) -> None:
-        """Log an event. [EVENT-1]"""
-        self.log.append(event)
-        self.notifier.has_events = True
 
 
 class LocalStore(ABC):

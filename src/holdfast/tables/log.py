@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_right
+from functools import cache
 
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, Gap
@@ -21,6 +22,8 @@ class TableLog:
     def __init__(self) -> None:
         self._entries: list[tuple[int, Event]] = []
         self._last = 0
+        self.has_news = False
+        """Whether an event was added since the notifier last sent hints."""
         self._trimmed = 0
         """No event up to this position is kept."""
         self._trimmed_of: dict[str, int] = {}
@@ -40,8 +43,9 @@ class TableLog:
         return self._kept.get(tenant, 0)
 
     def append(self, event: Event) -> None:
-        """Add an event at the end."""
+        """Add an event at the end. [EVENT-1]"""
         self._last += 1
+        self.has_news = True
         self._entries.append((self._last, event))
         self._kept[event.tenant] = self._kept.get(event.tenant, 0) + 1
 
@@ -93,7 +97,7 @@ class TableLog:
         young = next((n for n, (_, event) in enumerate(self._entries) if event.at > too_old), len(self._entries))
         old, entries = self._entries[:young], self._entries[young:]
         self._uncount(old)
-        trimming = Trimming(excess(self._kept, keep_events, EVENTS_BOUND), self._slowest_reader)
+        trimming = Trimming(excess(self._kept, keep_events, EVENTS_BOUND), cache(self._slowest_reader))
         surplus: list[tuple[int, Event]] = []
         self._entries = []
         for n, (position, event) in enumerate(entries):

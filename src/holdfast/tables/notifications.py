@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Callable, Collection
 
 from holdfast.store import Hint, Listener, Signal
+from holdfast.tables.log import TableLog
 
 
 class LocalNotifier:
     """Collects the hints of one operation and sends them to the listeners, each in its own event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: TableLog) -> None:
+        self._log = log
         self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Listener, frozenset[Hint]]] = {}
         self._pending: set[tuple[Hint, str, str, str]] = set()
         self._wanted: frozenset[Hint] = frozenset()
         """The hints that any listener asks for."""
-        self.has_events = False
-        """Whether an event was logged since the last `send`."""
 
     def listen(self, listener: Listener, hints: Collection[Hint]) -> Callable[[], None]:
         """Call `listener` in the current event loop. Call the returned function to stop."""
@@ -41,8 +41,8 @@ class LocalNotifier:
 
     def send(self) -> None:
         """Send the pending hints. Call it at the end of each operation, still under the lock."""
-        if self.has_events:
-            self.has_events = False
+        if self._log.has_news:
+            self._log.has_news = False
             self.add(Hint.EVENTS)
         if not self._pending:
             return

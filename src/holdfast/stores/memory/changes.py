@@ -53,7 +53,8 @@ def finish(tables: Tables, item: Finish, now: int) -> FinishAnswer:
     answer = lease.check(job, item.key, item.token, item.outcome, now)
     if job is None or answer is not None:
         return answer or JobNotFound(item.key.queue, item.key.id)
-    tables.change(job, lambda: lifecycle.finish(job, item, now, tables.options.retention), now)
+    tables.jobs.leave(job)
+    tables.enter(job, lifecycle.finish(job, item, now, tables.options.retention), now)
     return Finished(job.state)
 
 
@@ -66,7 +67,7 @@ def extend(tables: Tables, item: Extend, now: int) -> ExtendAnswer:
     event = lifecycle.extend(job, item.lease_ms, now, logged=tables.options.all_events)
     tables.jobs.index_lease(job)
     if event is not None:
-        tables.append(event)
+        tables.log.append(event)
     return Extended(job.deadline, now)
 
 
@@ -78,7 +79,7 @@ def report(tables: Tables, item: Report, now: int) -> ReportAnswer:
         return refusal or JobNotFound(item.key.queue, item.key.id)
     event = lifecycle.report(job, item, now, logged=tables.options.all_events)
     if event is not None:
-        tables.append(event)
+        tables.log.append(event)
     return Reported()
 
 
@@ -90,7 +91,8 @@ def cancel(tables: Tables, item: Cancel, now: int) -> CancelStatus:
         return answer or "not_found"
     if job.state is JobState.LEASED:
         tables.notifier.add(Hint.CANCELED, *job.key)
-    tables.change(job, lambda: lifecycle.cancel(job, now, tables.options.retention), now)
+    tables.jobs.leave(job)
+    tables.enter(job, lifecycle.cancel(job, now, tables.options.retention), now)
     tables.jobs.queues[job.queue].tidy(job.tenant)
     return "canceled"
 
@@ -109,7 +111,8 @@ def replay(tables: Tables, key: JobKey, now: int) -> ReplayAnswer:
     if answer is not None:
         return answer
     tables.keys.bind(scope, dedup.Binding(job.id, "until_terminal"))
-    tables.change(job, lambda: lifecycle.replay(job, now), now)
+    tables.jobs.leave(job)
+    tables.enter(job, lifecycle.replay(job, now), now)
     return Replayed()
 
 
@@ -119,7 +122,7 @@ def purge(tables: Tables, item: Purge, now: int) -> PurgeStatus:
     answer = requests.check_purge(job, item)
     if job is None or answer is not None:
         return answer or "not_found"
-    tables.append(lifecycle.purge(job, now, tables.purges.count(job, now)))
+    tables.log.append(lifecycle.purge(job, now, tables.purges.count(job, now)))
     tables.forget(job)
     return "purged"
 

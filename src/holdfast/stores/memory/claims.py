@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 
@@ -15,7 +16,7 @@ from holdfast.stores.memory.tables import Tables
 def claim(tables: Tables, request: ClaimRequest, now: int) -> Claimed:
     """Lease visible jobs, in order and in fair turns. [CLAIM-1 to CLAIM-5, TENANT-4]"""
     end_expired_leases(tables, REPAIR_LIMIT, request.random, now)
-    pickers: list[Iterator[Job]] = []
+    pickers: deque[Iterator[Job]] = deque()
     for queue in dict.fromkeys(request.queues):
         index = tables.jobs.queues.get(queue)
         if index is not None:
@@ -24,21 +25,20 @@ def claim(tables: Tables, request: ClaimRequest, now: int) -> Claimed:
     taken: list[Job] = []
     while pickers and len(taken) < request.limit:
         # One job from each queue in rotation; a queue without visible jobs drops out. [TENANT-4]
-        for picker in list(pickers):
-            if len(taken) == request.limit:
-                break
-            job = next(picker, None)
-            if job is None:
-                pickers.remove(picker)
-            else:
-                taken.append(_lease(tables, job, request, now))
+        job = next(pickers[0], None)
+        if job is None:
+            pickers.popleft()
+        else:
+            taken.append(_lease(tables, job, request, now))
+            pickers.rotate(-1)
     return Claimed(taken, now, None if len(taken) == request.limit else _next_at(tables, request))
 
 
 def _lease(tables: Tables, job: Job, request: ClaimRequest, now: int) -> Job:
     tables.last_token += 1
-    token, deadline = tables.last_token, now + request.lease_ms
-    tables.change(job, lambda: lifecycle.claim(job, token, deadline, request.worker_id, now), now)
+    tables.jobs.leave(job)
+    event = lifecycle.claim(job, tables.last_token, now + request.lease_ms, request.worker_id, now)
+    tables.enter(job, event, now)
     return job.snapshot()
 
 
@@ -63,7 +63,8 @@ def end_expired_leases(tables: Tables, limit: int, random: float, now: int) -> l
     while len(ended) < limit and (lease := tables.jobs.leases.first()) is not None and lease[0] <= now:
         tables.jobs.leases.pop()
         job = lease[3]
-        expire = partial(lifecycle.expire, job, spread(random, len(ended)), now, tables.options.retention)
-        tables.change(job, expire, now)
+        tables.jobs.leave(job)
+        event = lifecycle.expire(job, spread(random, len(ended)), now, tables.options.retention)
+        tables.enter(job, event, now)
         ended.append(job.key)
     return ended

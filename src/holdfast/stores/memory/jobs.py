@@ -6,16 +6,19 @@ from collections import Counter
 from collections.abc import Iterator
 
 from holdfast.core import lifecycle
-from holdfast.core.budgets import weight
+from holdfast.core.budgets import RECORD_BYTES, varying
 from holdfast.core.job import WAITING, Job, JobKey, JobState
+from holdfast.store import Hint
 from holdfast.stores.memory.heaps import LazyHeap
 from holdfast.stores.memory.queues import QueueIndex, TenantQueue
+from holdfast.tables.notifications import LocalNotifier
 
 
 class JobTable:
     """The jobs. A job is in the index that fits its state: its queue, the deadlines, or the retention."""
 
-    def __init__(self) -> None:
+    def __init__(self, notifier: LocalNotifier) -> None:
+        self._notifier = notifier
         self.queues: dict[str, QueueIndex] = {}
         self.leases: LazyHeap[tuple[int, int, int, Job]] = LazyHeap(_is_leased)
         """(deadline, seq, token, job) of every lease. [LEASE-3]"""
@@ -55,33 +58,50 @@ class JobTable:
         """Every queue of every tenant."""
         return (tenant_queue for index in self.queues.values() for tenant_queue in index.tenants.values())
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job, now: int) -> None:
         """Add a new job."""
         self.tenant_queue(job.tenant, job.queue).jobs[job.id] = job
-        self.count(job, +1)
-        self.count_bytes(job, weight(job))
+        self.bytes[job.tenant] = self.bytes.get(job.tenant, 0) + RECORD_BYTES + len(job.envelope.payload)
+        self.enter(job, now)
 
     def remove(self, job: Job) -> None:
         """Remove an ended job."""
         del self.queues[job.queue].tenants[job.tenant].jobs[job.id]
-        self.count(job, -1)
-        self.count_bytes(job, -weight(job))
+        self.leave(job)
+        self.bytes[job.tenant] -= RECORD_BYTES + len(job.envelope.payload)
 
-    def count_bytes(self, job: Job, by: int) -> None:
-        """Add to the bytes of the job's tenant."""
-        self.bytes[job.tenant] = self.bytes.get(job.tenant, 0) + by
-
-    def count(self, job: Job, by: int) -> None:
-        """Add a job to the counts of its current state (+1), or take it out (-1)."""
+    def enter(self, job: Job, now: int) -> None:
+        """Count and index a job by its state, and add the hint."""
+        if job.result is not None or job.errors:
+            self.bytes[job.tenant] += varying(job)
         if job.state in WAITING:
             index = self.queues[job.queue]
-            index.waiting += by
-            index.tenants[job.tenant].waiting += by
-            self.waiting[job.tenant] += by
+            index.waiting += 1
+            index.tenants[job.tenant].waiting += 1
+            self.waiting[job.tenant] += 1
+            index.put(job, now)
+            self._notifier.add(Hint.READY, job.tenant, job.queue)
         elif job.state is JobState.LEASED:
-            self.leased += by
+            self.leased += 1
+            self.index_lease(job)
         else:
-            self.ended += by
+            self.ended += 1
+            self.index_retention(job)
+            self._notifier.add(Hint.DONE, job.tenant, job.queue, job.id)
+
+    def leave(self, job: Job) -> None:
+        """Take a job out of the counts before its state changes. That makes its entry in the index stale."""
+        if job.result is not None or job.errors:
+            self.bytes[job.tenant] -= varying(job)
+        if job.state in WAITING:
+            index = self.queues[job.queue]
+            index.waiting -= 1
+            index.tenants[job.tenant].waiting -= 1
+            self.waiting[job.tenant] -= 1
+        elif job.state is JobState.LEASED:
+            self.leased -= 1
+        else:
+            self.ended -= 1
 
     def index_lease(self, job: Job) -> None:
         """Index a lease by its deadline."""
