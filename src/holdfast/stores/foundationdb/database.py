@@ -51,11 +51,22 @@ NOT_APPLIED = frozenset(
 )
 """A commit that fails with one of these was not applied, and may be tried again."""
 
-MAYBE_APPLIED = frozenset({COMMIT_UNKNOWN_RESULT, CLUSTER_VERSION_CHANGED})
-"""A commit that fails with one of these was applied or was not; another try may apply it twice."""
-
-RETRYABLE = NOT_APPLIED | MAYBE_APPLIED
+RETRYABLE = NOT_APPLIED | {COMMIT_UNKNOWN_RESULT, CLUSTER_VERSION_CHANGED}
 """What `Transaction.on_error` takes. It raises every other error."""
+
+MAYBE_APPLIED = frozenset(
+    {
+        COMMIT_UNKNOWN_RESULT,
+        CLUSTER_VERSION_CHANGED,
+        TRANSACTION_TIMED_OUT,
+        TRANSACTION_CANCELLED,
+        USED_DURING_COMMIT,
+    }
+)
+"""A commit that fails with one of these was applied or was not; another try may apply it twice.
+
+After COMMIT_UNKNOWN_RESULT it isn't under way any more. After a timeout or a cancellation it may be.
+"""
 
 MAX_KEY_BYTES = 10_000
 MAX_VALUE_BYTES = 100_000
@@ -106,8 +117,6 @@ class Transaction(Protocol):
 
     async def get_read_version(self) -> int: ...
 
-    def set_read_version(self, version: int) -> None: ...
-
     async def get_approximate_size(self) -> int:
         """Return the bytes of the commit so far: mutations and conflict ranges."""
         ...
@@ -157,6 +166,9 @@ class Transaction(Protocol):
 
     # -- conflicts
 
+    # A read conflict must be named before the transaction writes the key: what it has set or cleared itself, whatever
+    # it was before, is left out of its read conflicts, as it is when it is read.
+
     def add_read_conflict_key(self, key: bytes) -> None: ...
 
     def add_read_conflict_range(self, begin: bytes, end: bytes) -> None: ...
@@ -172,7 +184,10 @@ class Transaction(Protocol):
     # -- the end
 
     def watch(self, key: bytes) -> Watch:
-        """Watch a key from its value as this transaction sees it; armed by the commit, also by one without writes."""
+        """Watch a key from its value as this transaction sees it; armed by the commit, also by one without writes.
+
+        It is a read of the key, with its read conflict.
+        """
         ...
 
     async def commit(self) -> None: ...
