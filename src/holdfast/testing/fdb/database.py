@@ -84,9 +84,8 @@ class SimulatedDatabase:
     def recover(self, versions: int = RECOVERY_VERSIONS) -> None:
         """Jump ahead as in a recovery: transactions from before are too old."""
         with self.lock:
+            self._committed, self._order = self._latest() + versions, 0
             self._jumped += versions
-            self._committed = max(self._committed + 1, self._current())
-            self._order = 0
 
     def stop(self) -> None:
         """Answer nothing until `start`."""
