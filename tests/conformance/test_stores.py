@@ -7,10 +7,12 @@ import pytest
 
 from holdfast.opening import make_store
 from holdfast.testing.conformance import RULES, Check, Skipped, Spaces, all_checks, certify, perform
+from holdfast.testing.fdb import drop_simulation
 from holdfast.testing.servers import ValkeyCluster, ValkeyServer
+from tests.stores.foundationdb.transactions import of_a_cluster
 from tests.stores.postgres.transactions import of_asyncpg
 
-STORES = ["memory", "file", "valkey", "cluster", "postgres"]
+STORES = ["memory", "file", "valkey", "cluster", "postgres", "fdb"]
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +44,26 @@ def on_postgres(postgres):
     return Spaces(postgres.url(), exact=True)
 
 
+@pytest.fixture(scope="module")
+def on_fdb():
+    """A simulated cluster."""
+    yield Spaces("fdb:?simulation=conformance", exact=True)
+    drop_simulation("conformance")
+
+
 @pytest.fixture(scope="module", params=STORES)
 def spaces(request):
     return request.getfixturevalue(f"on_{request.param}")
 
 
+OPENERS = {"postgresql": of_asyncpg, "fdb": of_a_cluster}
+"""By the name of a store: how a caller opens a transaction that the store can join. [ENQ-7]"""
+
+
 def transaction_on(url: str):
-    """A way to open a caller's transaction, if the store can join one. [ENQ-7]"""
-    return partial(of_asyncpg, url) if make_store(url).capabilities.transactional_enqueue else None
+    """A way to open a caller's transaction, if the store can join one."""
+    capabilities = make_store(url).capabilities
+    return partial(OPENERS[capabilities.name], url) if capabilities.transactional_enqueue else None
 
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: f"{check.rule}-{check.name}")

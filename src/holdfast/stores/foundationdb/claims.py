@@ -1,0 +1,231 @@
+"""Claiming jobs, and ending expired leases. [CLAIM-1 to CLAIM-5, TENANT-4, LEASE-3]
+
+A claim looks by snapshot and reads for real only the jobs that it leases: claims conflict if they lease the same job,
+and with nothing else. After a conflict, a claim begins further back, by a random number of jobs that shrinks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from random import random as chance
+
+from holdfast.core import lifecycle
+from holdfast.core.errors import StoreError
+from holdfast.core.job import WAITING, Claimed, ClaimRequest, Job, JobKey
+from holdfast.core.retry import spread
+from holdfast.store import REPAIR_LIMIT, Reaped
+from holdfast.stores.foundationdb import lanes, records
+from holdfast.stores.foundationdb.keyspace import pack, span
+from holdfast.stores.foundationdb.lanes import Waiting
+from holdfast.stores.foundationdb.picking import LanePicker, Picker, TurnsPicker, pick, read_pointers
+from holdfast.stores.foundationdb.transactions import Transactions
+from holdfast.stores.foundationdb.turns import Turns
+from holdfast.stores.foundationdb.unit_of_work import Work
+
+PROMOTE = 100
+"""The most lanes that one transaction gives a pointer because their time has come."""
+LEAVE = 50
+"""The most lanes that one transaction takes the pointers from."""
+LEAVE_AFTER_S = 0.05
+"""How long lanes without work keep their pointers."""
+LEAVE_FOR_S = 1.0
+MOST_BYTES = 2_000_000
+"""About the most bytes of records that one claim writes."""
+MOST_CROWD = 64
+TICK_WITHIN_MS = 3_000
+"""How far the versions of an idle cluster may lag."""
+
+
+class Claims:
+    """The claims of one handle, and what it knows about the turns."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+        self._turns: dict[str, Turns] = {}
+        self._crowd = 0.0
+        """How far claims begin behind the first job, in claims. 0 without recent conflicts."""
+        self._leaving: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        """Stop what goes on in the background."""
+        task, self._leaving = self._leaving, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """Lease up to `limit` visible jobs."""
+        repaired, ticked = 0, False
+        while True:
+            attempt = _Attempt(request, self._turns, self._crowd, repairs=repaired < REPAIR_LIMIT)
+            self._crowd = self._crowd * 0.9 if self._crowd > 1 else 0.0
+            claimed = await self._transactions.change(attempt.run, conflicted=lambda: self._conflicted(attempt))
+            if attempt.needs_repair:
+                repaired += max(1, len((await self._expire(REPAIR_LIMIT - repaired, request.random)).jobs))
+            elif attempt.needs_promotion:
+                await self._promote(attempt.needs_promotion)
+            elif not claimed.jobs and not ticked and self._lags(claimed, attempt):
+                ticked = True
+                await self._transactions.tick()
+            else:
+                break
+        for picker in attempt.pickers:
+            picker.learn()
+        if request.tenant is None:
+            self._leave_soon()
+        return claimed
+
+    def _conflicted(self, attempt: _Attempt) -> None:
+        self._crowd = attempt.crowd = min(MOST_CROWD, self._crowd * 2 + 1)
+
+    def _lags(self, claimed: Claimed, attempt: _Attempt) -> bool:
+        """Whether a job has become due by this process's clock, but not by the last version of an idle cluster."""
+        if claimed.next_at is None or attempt.work is None or not 0 < claimed.next_at - claimed.now <= TICK_WITHIN_MS:
+            return False
+        return self._transactions.witness.estimate(attempt.work.anchor) >= claimed.next_at
+
+    async def _promote(self, queues: list[str]) -> None:
+        async def promote(work: Work) -> None:
+            for queue in queues:
+                await lanes.promote(work, queue, PROMOTE)
+
+        await self._transactions.change(promote)
+
+    # Expired leases -----------------------------------------------------------------------------------------------
+
+    async def reap(self, limit: int, random: float) -> Reaped:
+        """End up to `limit` expired leases, earliest deadline first. [LEASE-3, RETRY-2]"""
+        found: list[JobKey] = []
+        while True:
+            part = await self._expire(min(REPAIR_LIMIT, limit - len(found)), random, len(found))
+            found += part.jobs
+            if len(part.jobs) < REPAIR_LIMIT or len(found) >= limit:
+                return Reaped(found, part.now, part.next_at)
+
+    async def _expire(self, limit: int, random: float, place: int = 0) -> Reaped:
+        async def expire(work: Work) -> Reaped:
+            prefix = work.keys.deadlines
+            begin, end = span(prefix)
+            rows = await work.tr.get_range(begin, prefix + pack(work.now + 1), limit=limit, snapshot=True)
+            parts = (work.keys.parts(key, prefix) for key, _ in rows)
+            keys = [JobKey(tenant, queue, id_) for _, tenant, queue, _, id_ in parts]
+            await work.load(keys)
+            jobs = [work.any(key) for key in keys]
+            for number, job in enumerate(jobs, place):
+                if job is not None:
+                    event = lifecycle.expire(job, spread(random, number), work.now, work.rules.retention)
+                    work.changed(job)
+                    work.append(event)
+            await work.release_keys(job for job in jobs if job is not None)
+            begin = rows[-1][0] + b"\x00" if rows else begin
+            first = await work.tr.get_range(begin, end, limit=1, snapshot=True)
+            return Reaped(keys, work.now, work.keys.parts(first[0][0], prefix)[0] if first else None)
+
+        return await self._transactions.change(expire)
+
+    # Lanes without work -------------------------------------------------------------------------------------------
+
+    def _leave_soon(self) -> None:
+        """Take the pointers of lanes without work away, a moment later."""
+        if self._leaving is None or self._leaving.done():
+            idle = any(not lane.fresh for turns in self._turns.values() for lane in turns.outside.values())
+            if idle:
+                self._leaving = asyncio.get_running_loop().create_task(self._leave())
+
+    async def _leave(self) -> None:
+        await asyncio.sleep(LEAVE_AFTER_S)
+        with contextlib.suppress(StoreError):  # They stay for the next time.
+            for queue, turns in list(self._turns.items()):
+                await self._leave_turns(queue, turns)
+
+    async def _leave_turns(self, queue: str, turns: Turns) -> None:
+        while idle := [lane for lane in turns.outside.values() if not lane.fresh][:LEAVE]:
+
+            async def leave(work: Work) -> dict[str, bool]:
+                await read_pointers(work, turns, queue)
+                going = [lane for lane in idle if not lane.fresh]  # noqa: B023 - it is awaited in this round
+                left = await asyncio.gather(*(lanes.leave(work, one.tenant, queue, one.stamps) for one in going))
+                return {lane.tenant: gone for lane, gone in zip(going, left, strict=True)}
+
+            for tenant, gone in (await self._transactions.change(leave, give_up_s=LEAVE_FOR_S)).items():
+                lane = turns.lanes.get(tenant)
+                if lane is None:
+                    continue
+                if not gone:
+                    lane.fresh = True
+                elif not lane.fresh:
+                    turns.drop(tenant)
+
+
+class _Attempt:
+    """One claim, as far as it goes without repairs."""
+
+    def __init__(self, request: ClaimRequest, turns: dict[str, Turns], crowd: float, *, repairs: bool) -> None:
+        self.request = request
+        self.crowd = crowd
+        self.pickers: list[Picker] = []
+        self.needs_repair = False
+        self.needs_promotion: list[str] = []
+        self.work: Work | None = None
+        self._turns = turns
+        self._repairs = repairs
+        self._queues = list(dict.fromkeys(request.queues))
+        """A queue named twice counts once. [CLAIM-1]"""
+
+    async def run(self, work: Work) -> Claimed:
+        """Lease jobs in this transaction. If something must be repaired first, it only says so."""
+        self.work = work
+        prefix = work.keys.deadlines
+        first, *later = await asyncio.gather(
+            work.tr.get_range(*span(prefix), limit=1, snapshot=True),
+            *(lanes.next_later(work, queue) for queue in self._queues if self.request.tenant is None),
+        )
+        deadline = work.keys.parts(first[0][0], prefix)[0] if first else None
+        self.needs_repair = self._repairs and deadline is not None and deadline <= work.now
+        due = zip(self._queues, later, strict=False)
+        self.needs_promotion = [queue for queue, at in due if at is not None and at <= work.now]
+        if self.needs_repair or self.needs_promotion:
+            return Claimed([], work.now)
+        self.pickers = self._make_pickers(work)
+        picked = await pick(self.request, self.pickers)
+        jobs, taken_all = await self._lease(work, picked)
+        if len(jobs) == self.request.limit:
+            return Claimed(jobs, work.now)
+        if not taken_all or any(picker.is_cut for picker in self.pickers):
+            return Claimed(jobs, work.now, work.now)
+        times = [deadline, *later, *(at for picker in self.pickers for at in picker.next_due())]
+        if jobs:
+            times.append(work.now + self.request.lease_ms)
+        return Claimed(jobs, work.now, min((at for at in times if at is not None), default=None))
+
+    def _make_pickers(self, work: Work) -> list[Picker]:
+        request = self.request
+        share = max(1, math.ceil(request.limit / max(1, len(self._queues))))
+        skip = int(chance() * self.crowd * share)
+        if request.tenant is not None:
+            return [LanePicker(work, request.tenant, queue, share, skip) for queue in self._queues]
+        return [TurnsPicker(work, self._turns.setdefault(queue, Turns()), queue, share, skip) for queue in self._queues]
+
+    async def _lease(self, work: Work, picked: list[Waiting]) -> tuple[list[Job], bool]:
+        await work.load(waiting.key for waiting in picked)
+        tokens = work.numbers(len(picked)) if picked else ()
+        jobs: list[Job] = []
+        size = 0
+        for waiting, token in zip(picked, tokens, strict=True):
+            job = work.find(waiting.key)
+            if job is None or job.state not in WAITING:
+                continue
+            deadline = work.now + self.request.lease_ms
+            event = lifecycle.claim(job, max(token, job.token + 1), deadline, self.request.worker_id, work.now)
+            work.changed(job)
+            work.append(event)
+            jobs.append(job)
+            apart = work.apart(job.key)
+            size += records.weight(job, apart) - (apart or 0)
+            if size > MOST_BYTES:
+                break
+        await work.release_keys(jobs)
+        await work.fill(jobs)
+        return [job.snapshot() for job in jobs], len(jobs) == len(picked)

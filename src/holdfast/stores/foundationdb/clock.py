@@ -1,0 +1,126 @@
+"""The store clock: a stored anchor plus versions, which every transaction reads with its own read version. [TIME-1]
+
+Versions advance by a million a second whatever the traffic, and jump ahead when the cluster recovers. So the anchor
+is renewed every few seconds, by whichever process is the first to see that it is old:
+
+- a process that saw an earlier version compares how far versions and its own clocks have come since. Versions that
+  jumped further than time passed are left out of the clock, before any lease is judged by it;
+- the clock then runs a little faster or slower, by at most SLEW, towards the wall clocks of the processes: towards the
+  median of those that reported in the last minute. It never runs back.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from statistics import median
+
+from msgspec import Struct, field, msgpack
+from msgspec.structs import replace
+
+VERSIONS_PER_MS = 1_000
+RENEW_MS = 5_000
+"""An anchor of this age is renewed before a transaction goes on."""
+JUMP_MS = 10_000
+"""Versions that came this much further than time did are a jump."""
+UNSEEN_JUMP_MS = 60_000
+"""The same, for a process that did not see the time pass: it has only its wall clock and that of the last one."""
+SLEW = 5_000
+"""Millionths by which the clock may run faster or slower than versions: 5 ms a second, 18 s an hour."""
+CORRECT_WITHIN_MS = 60_000
+"""An error is to be corrected in this time, as far as SLEW allows."""
+REPORT_MS = 60_000
+"""How long the report of a process counts."""
+MAX_REPORTS = 15
+
+_ME = f"{os.getpid():x}{time.monotonic_ns():x}"
+
+
+class Anchor(Struct, frozen=True, array_like=True):
+    """At `version` it was `at`. `wall` is what the process that wrote it took for the time."""
+
+    version: int
+    at: int
+    wall: int
+    rate: int = 0
+    """Millionths by which the clock runs faster than versions."""
+    shift: int = 0
+    """What tests have added."""
+    frozen: bool = False
+    reports: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """By process: when it last renewed the anchor, and how far its wall clock was ahead."""
+
+    def now(self, version: int) -> int:
+        """The time at a version, in milliseconds."""
+        return self.steady(version) + self.shift
+
+    def steady(self, version: int) -> int:
+        """The time at a version, without what tests have added."""
+        if self.frozen:
+            return self.at
+        passed = max(0, version - self.version)
+        return self.at + passed * (1_000_000 + self.rate) // (1_000_000 * VERSIONS_PER_MS)
+
+    def is_old(self, version: int) -> bool:
+        """Whether it must be renewed before it is relied on."""
+        return not self.frozen and version - self.version > RENEW_MS * VERSIONS_PER_MS
+
+
+decode = msgpack.Decoder(Anchor).decode
+encode = msgpack.Encoder().encode
+
+
+def wall_ms() -> int:
+    """This machine's clock."""
+    return time.time_ns() // 1_000_000
+
+
+def first_anchor(version: int, *, frozen: bool) -> Anchor:
+    """The anchor of a new store."""
+    wall = wall_ms()
+    return Anchor(version, wall, wall, frozen=frozen)
+
+
+class Witness:
+    """What this process has seen of versions and of its own clocks."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._steady = self._wall = 0
+
+    def saw(self, version: int) -> None:
+        """Note that this version was read just now."""
+        if version > self._version:
+            self._version, self._steady, self._wall = version, _steady_ms(), wall_ms()
+
+    def estimate(self, anchor: Anchor) -> int:
+        """About what time it is now, by this process's own clock since it last saw a version."""
+        return anchor.now(self._version) + (0 if anchor.frozen else max(0, _steady_ms() - self._steady))
+
+    def renewed(self, anchor: Anchor, version: int) -> Anchor:
+        """The anchor at a version that was read just now."""
+        at = anchor.steady(version)
+        passed = at - anchor.at
+        if self._version >= anchor.version:
+            since = (self._version - anchor.version) // VERSIONS_PER_MS
+            # The longer of both: a machine that slept has only one clock that went on.
+            elapsed = since + max(_steady_ms() - self._steady, wall_ms() - self._wall)
+            jumped = passed - elapsed > JUMP_MS
+        else:
+            elapsed = wall_ms() - anchor.wall
+            jumped = passed - elapsed > UNSEEN_JUMP_MS
+        if jumped:
+            at = anchor.at + max(0, elapsed)
+        wall = wall_ms()
+        reports = {who: one for who, one in anchor.reports.items() if who != _ME and one[0] > at - REPORT_MS}
+        while len(reports) >= MAX_REPORTS:
+            del reports[min(reports, key=lambda who: reports[who][0])]
+        reports[_ME] = (at, wall - at)
+        behind = median(ahead for _, ahead in reports.values())
+        rate = int(max(-SLEW, min(SLEW, behind * 1_000_000 / CORRECT_WITHIN_MS)))
+        return replace(anchor, version=version, at=at, wall=wall, rate=rate, reports=reports)
+
+
+def _steady_ms() -> int:
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return (time.monotonic_ns() if clock is None else time.clock_gettime_ns(clock)) // 1_000_000

@@ -1,0 +1,257 @@
+"""How transactions run: at an instant of the store clock, again after a conflict, and once if their end is unknown.
+
+A commit whose outcome is unknown is looked for in the log: each transaction that makes events writes a nonce of its own
+there. If the nonce is there, the answer stands; if it is not, nothing was changed and the transaction runs again. So no
+claim is made twice. Transactions without events may run twice: they set values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from secrets import token_bytes
+from typing import TypeVar
+
+from msgspec import msgpack
+
+from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
+from holdfast.stores.foundationdb import clock, entries
+from holdfast.stores.foundationdb.clock import Anchor, Witness
+from holdfast.stores.foundationdb.database import (
+    COMMIT_UNKNOWN_RESULT,
+    DATABASE_LOCKED,
+    MAYBE_APPLIED,
+    NOT_COMMITTED,
+    RETRYABLE,
+    TRANSACTION_TOO_LARGE,
+    Database,
+    FdbError,
+    Transaction,
+)
+from holdfast.stores.foundationdb.keyspace import Keyspace, span
+from holdfast.stores.foundationdb.records import number
+from holdfast.stores.foundationdb.settings import SettingsCache
+from holdfast.stores.foundationdb.unit_of_work import Rules, Work
+
+FORMAT = 1
+"""The version of the layout."""
+GIVE_UP_S = 30.0
+"""How long a transaction that conflicts is tried again."""
+SEARCH = 500
+"""Entries of the log that are read at a time to find a nonce."""
+
+T = TypeVar("T")
+Body = Callable[[Work], Awaitable[T]]
+
+_encode = msgpack.Encoder().encode
+
+
+class Transactions:
+    """Runs transactions on one database, for one store."""
+
+    def __init__(self, database: Database, keys: Keyspace, rules: Rules, place: str) -> None:
+        self.database = database
+        self.keys = keys
+        self.rules = rules
+        self.witness = Witness()
+        self.settings = SettingsCache()
+        self.conflicts = 0
+        """How many commits had a conflict, and ran again."""
+        self._place = place
+
+    async def change(
+        self, body: Body[T], *, conflicted: Callable[[], None] | None = None, give_up_s: float = GIVE_UP_S
+    ) -> T:
+        """Run `body` and commit what it did. It may run several times: it changes nothing but its transaction."""
+        give_up = time.monotonic() + give_up_s
+        nonce = token_bytes(entries.NONCE_BYTES)
+        transaction = self.database.transaction()
+        while True:
+            work: Work | None = None
+            try:
+                work = await self.begin(transaction, nonce)
+                answer = await body(work)
+                if await work.flush():
+                    await transaction.commit()
+                return answer
+            except FdbError as error:
+                if error.code in MAYBE_APPLIED and work is not None and work.logged:
+                    if await self._was_committed(work, error):
+                        return answer  # pyright: ignore[reportPossiblyUnboundVariable]
+                elif error.code == NOT_COMMITTED:
+                    self.conflicts += 1
+                    if conflicted is not None:
+                        conflicted()
+                if time.monotonic() > give_up:
+                    raise self._busy(error) from error
+                await self._again(transaction, error)
+
+    async def read(self, body: Body[T]) -> T:
+        """Run `body`, which only reads."""
+        give_up = time.monotonic() + GIVE_UP_S
+        transaction = self.database.transaction()
+        while True:
+            try:
+                return await body(await self.begin(transaction))
+            except FdbError as error:
+                if time.monotonic() > give_up:
+                    raise self._busy(error) from error
+                await self._again(transaction, error)
+
+    async def begin(self, transaction: Transaction, nonce: bytes = b"", *, joined: bool = False) -> Work:
+        """What a transaction knows at its beginning: its version, the time, the settings' version."""
+        while True:
+            version, rows = await asyncio.gather(
+                transaction.get_read_version(), transaction.get_range(*span(self.keys.meta), snapshot=True)
+            )
+            meta = {self.keys.parts(key, self.keys.meta)[0]: value for key, value in rows}
+            if "clock" not in meta:
+                raise StoreUnavailable("the store has been erased; open it again")
+            anchor = clock.decode(meta["clock"])
+            if joined or not anchor.is_old(version):
+                break
+            await self._renew()
+            transaction.reset()
+        self.witness.saw(version)
+        self.settings.check(number(meta.get("settings")))
+        trimmed = meta.get("trimmed", entries.START)
+        return Work(
+            transaction, self.keys, self.rules, self.settings, anchor, version, trimmed, nonce, self._place
+        )  # fmt: skip
+
+    # The clock --------------------------------------------------------------------------------------------------------
+
+    async def _renew(self) -> None:
+        """Renew the anchor of the clock, unless somebody else does."""
+
+        async def renew(transaction: Transaction, anchor: Anchor, version: int) -> None:
+            if anchor.is_old(version):
+                self.set_anchor(transaction, self.witness.renewed(anchor, version))
+
+        await self.change_anchor(renew)
+
+    async def tick(self) -> None:
+        """Commit something, so that versions advance on a cluster where nothing else happens."""
+
+        async def move(transaction: Transaction, anchor: Anchor, version: int) -> None:
+            if not anchor.frozen:
+                self.set_anchor(transaction, self.witness.renewed(anchor, version))
+
+        await self.change_anchor(move)
+
+    async def shift(self, ms: int) -> None:
+        """Move the clock, for tests."""
+
+        async def move(transaction: Transaction, anchor: Anchor, _: int) -> None:
+            self.set_anchor(transaction, clock.replace(anchor, shift=anchor.shift + ms))
+            self.tell_all(transaction)
+
+        await self.change_anchor(move)
+
+    async def change_anchor(self, body: Callable[[Transaction, Anchor, int], Awaitable[None]]) -> None:
+        """Read the anchor and change it. After a conflict somebody else has changed it: it is read again."""
+        transaction = self.database.transaction()
+        while True:
+            try:
+                version, raw = await asyncio.gather(
+                    transaction.get_read_version(), transaction.get(self.keys.meta_of("clock"))
+                )
+                if raw is None:
+                    raise StoreUnavailable("the store has been erased; open it again")
+                await body(transaction, clock.decode(raw), version)
+                await transaction.commit()
+                return
+            except FdbError as error:
+                if error.code == COMMIT_UNKNOWN_RESULT and body.__name__ == "move":
+                    return  # It may have been applied: a second shift would be one too many, a second tick is needless.
+                await self._again(transaction, error)
+
+    def set_anchor(self, transaction: Transaction, anchor: Anchor) -> None:
+        transaction.set(self.keys.meta_of("clock"), clock.encode(anchor))
+
+    def tell_all(self, transaction: Transaction) -> None:
+        """Notify all listeners of a change without an event."""
+        transaction.add(self.keys.meta_of("told"), 1)
+
+    # Creating ---------------------------------------------------------------------------------------------------------
+
+    async def create(self, *, frozen: bool) -> None:
+        """Check the store's data, or create what is missing. Raises StoreMismatch."""
+        transaction = self.database.transaction()
+        while True:
+            try:
+                await self._create(transaction, frozen=frozen)
+                await transaction.commit()
+                return
+            except FdbError as error:
+                await self._again(transaction, error)
+
+    async def _create(self, transaction: Transaction, *, frozen: bool) -> None:
+        keys = self.keys
+        made, raw, version, first = await asyncio.gather(
+            transaction.get(keys.meta_of("format")),
+            transaction.get(keys.meta_of("clock")),
+            transaction.get_read_version(),
+            transaction.get_range(*span(keys.root), limit=1),
+        )
+        if made is None and first:
+            raise StoreMismatch("there are other keys under this prefix; choose another one (prefix=)")
+        if made is not None and number(made) != FORMAT:
+            raise StoreMismatch(f"the data has format {number(made)}, this version of Holdfast has {FORMAT}")
+        if raw is None:
+            transaction.set(keys.meta_of("format"), FORMAT.to_bytes(8, "little"))
+            self.set_anchor(transaction, clock.first_anchor(version, frozen=frozen))
+        elif clock.decode(raw).frozen != frozen:
+            raise StoreMismatch(f"the store was made {'without' if frozen else 'with'} test_clock=frozen")
+
+    async def erase(self) -> None:
+        """Remove everything under the prefix."""
+        transaction = self.database.transaction()
+        while True:
+            try:
+                transaction.clear_range(*span(self.keys.root))
+                await transaction.commit()
+                return
+            except FdbError as error:
+                await self._again(transaction, error)
+
+    # Errors -----------------------------------------------------------------------------------------------------------
+
+    async def _was_committed(self, work: Work, error: FdbError) -> bool:
+        """Whether a transaction with an unknown outcome was committed. It is no longer under way."""
+        if error.code != COMMIT_UNKNOWN_RESULT:
+            raise StoreUnavailable(f"it is unknown whether the change was made: {error}") from error
+        begin, end = self.keys.log_at(entries.at_version(work.version)), span(self.keys.log)[1]
+        transaction = self.database.transaction()
+        while True:
+            try:
+                rows = await transaction.get_range(begin, end, limit=SEARCH)
+            except FdbError as failed:
+                await self._again(transaction, failed)
+                continue
+            if any(entries.nonce_of(value) == work.nonce for _, value in rows):
+                return True
+            if len(rows) < SEARCH:
+                break
+            begin = rows[-1][0] + b"\x00"
+        return False
+
+    async def _again(self, transaction: Transaction, error: FdbError) -> None:
+        """Get ready to run again, or raise what the caller should know."""
+        if error.code not in RETRYABLE:
+            raise self._translate(error) from error
+        try:
+            await transaction.on_error(error)
+        except FdbError as final:
+            raise self._translate(final) from final
+
+    def _busy(self, error: FdbError) -> StoreError:
+        return StoreBusy(f"FoundationDB did not take a transaction for {GIVE_UP_S:g} s: {error}")
+
+    def _translate(self, error: FdbError) -> StoreError:
+        if error.code == TRANSACTION_TOO_LARGE:
+            return StoreBusy(f"a batch is too large for one transaction; send fewer items: {error}")
+        if error.code == DATABASE_LOCKED:
+            return StoreUnavailable(f"the database is locked: {error}")
+        return StoreUnavailable(f"FoundationDB: {error}")

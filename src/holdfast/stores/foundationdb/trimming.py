@@ -1,0 +1,197 @@
+"""Trims the log: by age, and tenants to their share of its room. [EVENT-2]
+
+An entry with events of one tenant is cleared, together with those next to it. One with events of several tenants is
+written anew without the tenant's events. Counts by tenant give the level; they are read only if the log is too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from msgspec import Struct
+
+from holdfast.core.trimming import Excess, excess
+from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS
+from holdfast.stores.foundationdb import entries
+from holdfast.stores.foundationdb.keyspace import NEWS_PARTS, STAMP_BYTES, after, span, unpack
+from holdfast.stores.foundationdb.log import last_of
+from holdfast.stores.foundationdb.records import number
+from holdfast.stores.foundationdb.transactions import Transactions
+from holdfast.stores.foundationdb.unit_of_work import Work
+
+READ = 1_000
+"""The most keys that one read returns."""
+PART = 500
+"""The most entries that one transaction trims."""
+PARTS = 40
+"""The most transactions of one call."""
+
+
+async def trim(transactions: Transactions) -> tuple[int, bool]:
+    """Trim the log. Returns how many events were removed, and whether there is more to trim."""
+    gone, parts = 0, 0
+    while parts < PARTS:
+        removed = await transactions.change(lambda work: _Pass(work).drop_old())
+        gone += removed
+        parts += 1
+        if not removed:
+            break
+    surplus = await transactions.read(_surplus)
+    for tenant, one in surplus.items():
+        while parts < PARTS:
+            parts += 1
+            removed = await transactions.change(lambda work: _Pass(work).drop_excess(tenant, one))  # noqa: B023
+            gone += removed
+            if not removed:
+                break
+            one.soft, one.hard = one.soft - removed, one.hard - removed
+    return gone, parts >= PARTS
+
+
+async def _surplus(work: Work) -> dict[str, Excess]:
+    """The tenants with more events than their share."""
+    keys, tr = work.keys, work.tr
+    made = await asyncio.gather(*(tr.get(keys.news_part(part), snapshot=True) for part in range(NEWS_PARTS)))
+    gone = number(await tr.get(keys.meta_of("gone"), snapshot=True))
+    if sum(map(number, made)) - gone <= work.rules.keep_events:
+        return {}
+    kept: dict[str, int] = {}
+    begin, end = span(keys.event_counts)
+    while rows := await tr.get_range(begin, end, limit=READ, snapshot=True):
+        kept.update((unpack(key, len(keys.event_counts))[0], number(value)) for key, value in rows)
+        begin = after(rows[-1][0])
+    return excess(kept, work.rules.keep_events, EVENTS_BOUND)
+
+
+class _Share(Struct):
+    """A tenant's events in an entry."""
+
+    position: bytes
+    count: int
+    mixed: bool
+
+
+class _Pass:
+    """One transaction that trims. Two at once conflict."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._cuts: dict[str, bytes] = {}
+        self._gone: Counter[str] = Counter()
+        self._left: dict[bytes, bytes | None] = {}
+        """Entries with events of several tenants, as they will be."""
+        self._last = entries.START
+
+    async def drop_old(self) -> int:
+        """Drop the oldest entries over the age limit, up to the first younger one."""
+        work, prefix = self._work, self._work.keys.log
+        too_old = work.now - EVENTS_BOUND_MS
+        rows = await work.tr.get_range(prefix, prefix + b"\xff" * STAMP_BYTES, limit=1, snapshot=True)
+        if not rows or self._unpack(*rows[0])[1].at > too_old:
+            return 0
+        rows = await work.tr.get_range(prefix, prefix + b"\xff" * STAMP_BYTES, limit=PART, snapshot=True)
+        await self._lock()
+        for key, value in rows:
+            position, entry = self._unpack(key, value)
+            if entry.at > too_old:
+                break
+            work.clear(key)
+            last = last_of(position, entry)
+            for tenant, count in Counter(entry.tenants).items():
+                self._drop(tenant, position, last, count)
+        return await self._finish()
+
+    def _unpack(self, key: bytes, value: bytes) -> tuple[bytes, entries.Entry]:
+        position = key[len(self._work.keys.log) :]
+        return position, entries.unpack_entry(value, entries.number_in(position))
+
+    async def drop_excess(self, tenant: str, surplus: Excess) -> int:
+        """Drop the oldest entries of a tenant above its share."""
+        work, prefix = self._work, self._work.keys.log_of(tenant)
+        rows = await work.tr.get_range(prefix, prefix + b"\xff" * STAMP_BYTES, limit=PART, snapshot=True)
+        shares = [
+            _Share(key[len(prefix) :], int.from_bytes(value[1:], "little"), bool(value[0])) for key, value in rows
+        ]
+        slowest = await self._slowest_reader(tenant)
+        soft, hard = surplus.soft, surplus.hard
+        await self._lock()
+        for share in shares:
+            last = await self._last_in(tenant, share)
+            if soft < share.count or (last > slowest and hard < share.count):
+                break
+            soft, hard = soft - share.count, hard - share.count
+            if share.mixed:
+                await self._take_out(tenant, share.position)
+            else:
+                work.clear(work.keys.log_at(share.position))
+            self._drop(tenant, share.position, last, share.count)
+        for position, value in self._left.items():
+            key = work.keys.log_at(position)
+            if value is None:
+                work.clear(key)
+            else:
+                work.set(key, value)
+        return await self._finish()
+
+    async def _last_in(self, tenant: str, share: _Share) -> bytes:
+        """The position of the tenant's last event in an entry."""
+        if not share.mixed:
+            return entries.at_number(share.position, entries.number_in(share.position) + share.count - 1)
+        entry = await self._entry(share.position)
+        places = [place for place, owner in zip(entry.places, entry.tenants, strict=True) if owner == tenant]
+        return entries.at_number(share.position, places[-1])
+
+    async def _entry(self, position: bytes) -> entries.Entry:
+        value = await self._work.tr.get(self._work.keys.log_at(position))
+        return entries.unpack_entry(value or b"", entries.number_in(position))
+
+    async def _take_out(self, tenant: str, position: bytes) -> None:
+        self._left[position] = entries.without(await self._entry(position), tenant)
+
+    def _drop(self, tenant: str, position: bytes, last: bytes, count: int) -> None:
+        self._work.clear(self._work.keys.log_of(tenant) + position)
+        self._gone[tenant] += count
+        self._cuts[tenant] = max(last, self._cuts.get(tenant, entries.START))
+        self._last = max(self._last, last)
+
+    async def _lock(self) -> None:
+        """Conflict with every other transaction that trims."""
+        await self._work.tr.get(self._work.keys.meta_of("gone"))
+
+    async def _finish(self) -> int:
+        """Write the counts, and how far the log of all tenants and of each is trimmed."""
+        work, keys = self._work, self._work.keys
+        if not self._gone:
+            return 0
+        for tenant, count in self._gone.items():
+            work.count(keys.tenant_events(tenant), -count)
+        for tenant, cut in self._cuts.items():
+            old = await work.tr.get(keys.cut_of(tenant))
+            if old is not None:
+                if old >= cut:
+                    continue
+                work.clear(keys.cut_at(old, tenant))
+            work.set(keys.cut_of(tenant), cut)
+            work.set(keys.cut_at(cut, tenant), b"")
+        work.count(keys.meta_of("gone"), self._gone.total())
+        await self._move_edge()
+        return self._gone.total()
+
+    async def _move_edge(self) -> None:
+        """Nothing before the first entry that is left is kept."""
+        work, prefix = self._work, self._work.keys.log
+        left = await work.tr.get_range(prefix, prefix + b"\xff" * STAMP_BYTES, limit=1, snapshot=True)
+        edge = self._last
+        if left:
+            first = self._unpack(*left[0])
+            edge = min(edge, entries.at_number(first[0], first[1].places[0] - 1))
+        if edge > work.trimmed:
+            work.set(work.keys.meta_of("trimmed"), edge)
+
+    async def _slowest_reader(self, tenant: str) -> bytes:
+        """The position up to which all readers of a tenant's events have read."""
+        keys = self._work.keys
+        rows = await self._work.tr.get_range(*span(keys.readers), snapshot=True)
+        named = ((unpack(key, len(keys.readers))[0], position) for key, position in rows)
+        return min((position for owner, position in named if owner in ("", tenant)), default=b"\xff" * STAMP_BYTES)
