@@ -158,6 +158,17 @@ async def test_reading_a_key_before_or_after_an_atomic_operation_conflicts():
         assert db.pairs() == [(b"n", number(5))]
 
 
+async def test_a_range_with_an_own_atomic_operation_in_it_is_read_there():
+    db = database()
+    transaction = db.transaction()
+    transaction.add(b"n", 1)
+    await transaction.get_range(b"m", b"o")
+    other = db.transaction()
+    other.add(b"n", 5)
+    await other.commit()
+    assert await conflicts(transaction)
+
+
 async def test_conflicts_can_be_added():
     db = database()
     reading, writing = db.transaction(), db.transaction()

@@ -50,7 +50,7 @@ async def test_a_commit_cancelled_by_its_task_was_applied_or_was_not():
 
 
 @pytest.mark.parametrize(
-    ("fault", "codes"),
+    "fault, codes",
     [
         ("conflict", {1020}),
         ("too_old", {1007}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.unit.testing.fdb.doing import code_of, commit, database, number
@@ -122,6 +124,21 @@ async def test_an_atomic_operation_takes_the_length_of_its_operand():
     }
 
 
+async def test_operations_of_one_kind_are_applied_one_by_one_where_that_differs():
+    db = database(both="y")
+    transaction = db.transaction()
+    transaction.set(b"long", b"\x00\x00\x01")
+    await transaction.commit()
+    transaction = db.transaction()
+    transaction.compare_and_clear(b"both", b"x")
+    transaction.compare_and_clear(b"both", b"y")
+    transaction.max(b"long", b"\x05\x00\x00\x00")
+    transaction.max(b"long", b"\x03\x00")  # 65,536 in two bytes is 0.
+    assert await transaction.get_range(b"", b"\xff") == [(b"long", b"\x03\x00")]
+    await transaction.commit()
+    assert db.pairs() == [(b"long", b"\x03\x00")]
+
+
 async def test_an_atomic_operation_after_a_clear_begins_at_nothing():
     db = database()
     first = db.transaction()
@@ -149,6 +166,16 @@ async def test_an_unfinished_transaction_changes_nothing():
     assert await code_of(cancelled.commit()) == 1025
     cancelled.reset()
     assert await cancelled.get(b"a") == b"1"
+
+
+async def test_a_read_that_was_under_way_at_a_reset_is_cancelled():
+    db = database(a="1")
+    transaction = db.transaction()
+    reading = asyncio.create_task(transaction.get(b"a"))
+    await asyncio.sleep(0)
+    transaction.reset()
+    assert await code_of(reading) == 1025
+    assert await transaction.get(b"a") == b"1"
 
 
 async def test_a_transaction_is_not_used_after_its_commit():

@@ -38,7 +38,7 @@ async def test_commit_order_is_the_order_of_versionstamps():
 
 
 async def test_where_a_versionstamp_may_come_to_lie_cannot_be_read():
-    db = database(**{"k": "1"})
+    db = database(k="1")
     transaction = db.transaction()
     transaction.set_versionstamped_key(LOG, b"")
     transaction.set_versionstamped_value(b"v", bytes(14))
@@ -60,6 +60,9 @@ async def test_clearing_a_versionstamped_value_makes_it_readable():
     assert await code_of(transaction.get(b"v")) == 1036
     transaction.clear(b"v")
     assert await transaction.get(b"v") is None
+    transaction.set_versionstamped_key(LOG, b"")
+    transaction.clear_range(b"log/", b"log0")
+    assert await transaction.get_range(b"a", b"z") == []
 
 
 @pytest.mark.parametrize("text", [b"", b"\x00\x00\x00\x00", bytes(10) + b"\x01\x00\x00\x00", bytes(10) + b"\xff" * 4])
