@@ -7,6 +7,7 @@ it is `VERSION.ORDER.NUMBER`: the version of the commit, its place among the com
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, cast
 
 from msgspec import Struct, msgpack
@@ -53,6 +54,10 @@ class Entry(Struct):
     def tenants(self) -> list[str]:
         return self.column(_TENANT)
 
+    def places_of(self, tenant: str) -> list[int]:
+        """The numbers of a tenant's events."""
+        return [place for place, owner in zip(self.places, self.tenants, strict=True) if owner == tenant]
+
     @property
     def at(self) -> int:
         """The time of its last event."""
@@ -68,7 +73,7 @@ def pack_events(nonce: bytes, events: list[Event], first: int) -> list[tuple[int
     parts = [(first + at, events[at : at + MOST]) for at in range(0, len(events), MOST)]
     while parts:
         number, part = parts.pop(0)
-        value = _pack(nonce, list(range(number, number + len(part))), _columns_of(part))
+        value = _pack(nonce, len(part), None, _columns_of(part))
         if len(value) > PIECE and len(part) > 1:
             half = len(part) // 2
             parts[:0] = [(number, part[:half]), (number + half, part[half:])]
@@ -86,12 +91,10 @@ def _columns_of(events: list[Event]) -> tuple[list[Any], ...]:
     return tuple(list(column) for column in zip(*rows, strict=True))
 
 
-def _pack(nonce: bytes, places: list[int], columns: tuple[list[Any], ...]) -> bytes:
-    count = len(places)
-    first = places[0]
+def _pack(nonce: bytes, count: int, places: list[int] | None, columns: Sequence[list[Any]]) -> bytes:
+    """`places`: None if the numbers of the events count on from that in the key."""
     shared = (column[:1] if column.count(column[0]) == len(column) else column for column in columns)
-    in_order = places == list(range(first, first + count))
-    return _encode((nonce, count, None if in_order else places, *shared))
+    return _encode((nonce, count, places, *shared))
 
 
 def unpack_entry(value: bytes, first: int) -> Entry:
@@ -105,14 +108,22 @@ def nonce_of(value: bytes) -> bytes:
     return _decode(value)[0]
 
 
-def without(entry: Entry, tenant: str) -> bytes | None:
-    """The entry without a tenant's events; None if it has no others."""
-    tenants = entry.tenants
-    left = [n for n, owner in enumerate(tenants) if owner != tenant]
-    if not left:
-        return None
+def without(entry: Entry, tenant: str, count: int) -> Entry:
+    """The entry without the first `count` events of a tenant."""
+    left: list[int] = []
+    for n, owner in enumerate(entry.tenants):
+        if owner == tenant and count:
+            count -= 1
+        else:
+            left.append(n)
+    whole = (entry.column(number) for number in range(len(entry.columns)))
+    return Entry(entry.nonce, [entry.places[n] for n in left], tuple([column[n] for n in left] for column in whole))
+
+
+def pack_entry(entry: Entry) -> bytes:
+    """The value of an entry that is not empty."""
     whole = [entry.column(number) for number in range(len(entry.columns))]
-    return _pack(entry.nonce, [entry.places[n] for n in left], tuple([column[n] for n in left] for column in whole))
+    return _pack(entry.nonce, entry.count, entry.places, whole)
 
 
 def to_events(position: bytes, entry: Entry) -> list[tuple[int, Event]]:

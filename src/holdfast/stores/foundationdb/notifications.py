@@ -8,7 +8,6 @@ signal of each event. If there are very many, or if a watch was lost, it sends o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Collection
 
@@ -170,8 +169,7 @@ async def _first(watches: list[Watch]) -> None:
     finally:
         for task in tasks:
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait(tasks)
 
 
 async def _wait(watch: Watch) -> None:

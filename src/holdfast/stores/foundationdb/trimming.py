@@ -1,7 +1,7 @@
 """Trims the log: by age, and tenants to their share of its room. [EVENT-2]
 
-An entry with events of one tenant is cleared, together with those next to it. One with events of several tenants is
-written anew without the tenant's events. Counts by tenant give the level; they are read only if the log is too long.
+Entries with events of one tenant alone are cleared. Others are written anew without them. Counts by tenant give the
+level; they are read only if the log is too long.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from msgspec import Struct
-
 from holdfast.core.trimming import Excess, excess
 from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS
 from holdfast.stores.foundationdb import entries
+from holdfast.stores.foundationdb.entries import Entry
 from holdfast.stores.foundationdb.keyspace import NEWS_PARTS, STAMP_BYTES, after, span, unpack
 from holdfast.stores.foundationdb.log import last_of
 from holdfast.stores.foundationdb.records import number
@@ -64,14 +63,6 @@ async def _surplus(work: Work) -> dict[str, Excess]:
     return excess(kept, work.rules.keep_events, EVENTS_BOUND)
 
 
-class _Share(Struct):
-    """A tenant's events in an entry."""
-
-    position: bytes
-    count: int
-    mixed: bool
-
-
 class _Pass:
     """One transaction that trims. Two at once conflict."""
 
@@ -79,8 +70,6 @@ class _Pass:
         self._work = work
         self._cuts: dict[str, bytes] = {}
         self._gone: Counter[str] = Counter()
-        self._left: dict[bytes, bytes | None] = {}
-        """Entries with events of several tenants, as they will be."""
         self._last = entries.START
 
     async def drop_old(self) -> int:
@@ -102,52 +91,47 @@ class _Pass:
                 self._drop(tenant, position, last, count)
         return await self._finish()
 
-    def _unpack(self, key: bytes, value: bytes) -> tuple[bytes, entries.Entry]:
+    def _unpack(self, key: bytes, value: bytes) -> tuple[bytes, Entry]:
         position = key[len(self._work.keys.log) :]
         return position, entries.unpack_entry(value, entries.number_in(position))
 
     async def drop_excess(self, tenant: str, surplus: Excess) -> int:
-        """Drop the oldest entries of a tenant above its share."""
+        """Drop the oldest events of a tenant above its share."""
         work, prefix = self._work, self._work.keys.log_of(tenant)
         rows = await work.tr.get_range(prefix, prefix + b"\xff" * STAMP_BYTES, limit=PART, snapshot=True)
-        shares = [
-            _Share(key[len(prefix) :], int.from_bytes(value[1:], "little"), bool(value[0])) for key, value in rows
-        ]
         slowest = await self._slowest_reader(tenant)
-        soft, hard = surplus.soft, surplus.hard
+        surplus = Excess(surplus.soft, surplus.hard)
         await self._lock()
-        for share in shares:
-            last = await self._last_in(tenant, share)
-            if soft < share.count or (last > slowest and hard < share.count):
+        for key, value in rows:
+            position = key[len(prefix) :]
+            is_whole, count = not value[0], int.from_bytes(value[1:], "little")
+            first = entries.number_in(position)
+            entry = None if is_whole else await self._entry(position)
+            places = range(first, first + count) if entry is None else entry.places_of(tenant)
+            here = [entries.at_number(position, place) for place in places]
+            taken = surplus.takes(count, sum(place <= slowest for place in here))
+            if not taken:
                 break
-            soft, hard = soft - share.count, hard - share.count
-            if share.mixed:
-                await self._take_out(tenant, share.position)
+            if is_whole and taken == count:
+                work.clear(work.keys.log_at(position))
             else:
-                work.clear(work.keys.log_at(share.position))
-            self._drop(tenant, share.position, last, share.count)
-        for position, value in self._left.items():
-            key = work.keys.log_at(position)
-            if value is None:
-                work.clear(key)
-            else:
-                work.set(key, value)
+                self._rewrite(position, entries.without(entry or await self._entry(position), tenant, taken))
+            self._drop(tenant, position, here[taken - 1], taken)
+            if taken < count:
+                work.set(key, b"\x01" + (count - taken).to_bytes(2, "little"))
+                break
         return await self._finish()
 
-    async def _last_in(self, tenant: str, share: _Share) -> bytes:
-        """The position of the tenant's last event in an entry."""
-        if not share.mixed:
-            return entries.at_number(share.position, entries.number_in(share.position) + share.count - 1)
-        entry = await self._entry(share.position)
-        places = [place for place, owner in zip(entry.places, entry.tenants, strict=True) if owner == tenant]
-        return entries.at_number(share.position, places[-1])
-
-    async def _entry(self, position: bytes) -> entries.Entry:
+    async def _entry(self, position: bytes) -> Entry:
         value = await self._work.tr.get(self._work.keys.log_at(position))
         return entries.unpack_entry(value or b"", entries.number_in(position))
 
-    async def _take_out(self, tenant: str, position: bytes) -> None:
-        self._left[position] = entries.without(await self._entry(position), tenant)
+    def _rewrite(self, position: bytes, entry: Entry) -> None:
+        key = self._work.keys.log_at(position)
+        if entry.count:
+            self._work.set(key, entries.pack_entry(entry))
+        else:
+            self._work.clear(key)
 
     def _drop(self, tenant: str, position: bytes, last: bytes, count: int) -> None:
         self._work.clear(self._work.keys.log_of(tenant) + position)

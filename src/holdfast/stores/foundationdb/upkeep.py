@@ -25,13 +25,15 @@ async def pause(work: Work, tenant: str, queue: str, *, paused: bool) -> None:
     was_paused = await work.tr.get(key) is not None
     if paused and not was_paused:
         work.set(key, b"")
-    elif was_paused and not paused:
+    if paused:
+        return
+    work.tell()
+    if was_paused:
         work.clear(key)
         if await lanes.heads(work, tenant, queue, snapshot=False):
             lanes.activate(work, tenant, queue)
         else:
             work.clear(work.keys.active(tenant, queue))
-        work.tell()
 
 
 async def set_tenant(work: Work, tenant: str, new: TenantSettings) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from holdfast.core.errors import InvalidOption
+from holdfast.core.errors import InvalidOption, JobNotFound
 from holdfast.core.events import ERROR_TEXT_LIMIT, Event, fingerprint
 from holdfast.core.job import DAY, AttemptError, Cancel, Finish, JobKey, JobState, Outcome, Purge, Replayed
 from holdfast.store import Hint, Reader
-from holdfast.testing.conformance.expect import Broken, expect, expect_a, expect_between, expect_equal
+from holdfast.testing.conformance.expect import Broken, Skipped, expect, expect_a, expect_between, expect_equal
 from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Harness, HintRecorder
 from holdfast.testing.conformance.rules import rule
 
@@ -294,7 +294,9 @@ async def events_of_a_long_transaction_are_in_the_order_of_the_job(h: Harness) -
                 await h.store.enqueue([h.new(h.name("first"))], connection=connection)
                 jobs = [await h.leased(f"job-{n}", queue=h.name("q")) for n in range(count)]
                 items = [Finish(job.key, job.token, outcome, error=BOOM) for job in jobs]
-                await h.store.finish(items, connection=connection)
+                answers = await h.store.finish(items, connection=connection)
+                if all(isinstance(answer, JobNotFound) for answer in answers):
+                    raise Skipped("a caller's transaction sees nothing that is newer than its first read")
             for job in jobs:
                 what = f"events of one job of {count}, the last by a {outcome}"
                 expect_equal(await h.kinds(job.key), ["enqueued", "claimed", kind], what)
