@@ -109,8 +109,7 @@ class Claims:
             prefix = work.keys.deadlines
             begin, end = span(prefix)
             rows = await work.tr.get_range(begin, prefix + pack(work.now + 1), limit=limit, snapshot=True)
-            parts = (work.keys.parts(key, prefix) for key, _ in rows)
-            keys = [JobKey(tenant, queue, id_) for _, tenant, queue, _, id_ in parts]
+            keys = [JobKey(*work.keys.parts(key, prefix)[2:]) for key, _ in rows]
             await work.load(keys)
             jobs = [work.any(key) for key in keys]
             for number, job in enumerate(jobs, place):

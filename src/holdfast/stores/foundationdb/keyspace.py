@@ -24,7 +24,7 @@ and these are of all tenants:
     ("e", versionstamp)                     the log: an entry for each transaction, in the order of commits
     ("a", queue, versionstamp)              tenants with work: the pointers, in the order in which they came
     ("o", queue, due_at, tenant)            tenants that have work later
-    ("d", deadline, tenant, queue, seq, id) leases by deadline
+    ("d", deadline, seq, tenant, queue, id) leases by deadline
     ("x", bucket, tenant, queue)            where retentions end, in steps of BUCKET_MS
     ("k", expires_at, tenant, queue, type, key)  idempotency keys with a time to live
     ("n", tenant), ("v", tenant)            the number of a tenant's jobs, and of its events
@@ -166,7 +166,7 @@ class Keyspace:
         return self.retentions + pack(expires_at // BUCKET_MS, tenant, queue)
 
     def deadline(self, deadline: int, key: JobKey, seq: int) -> bytes:
-        return self.deadlines + pack(deadline, key.tenant, key.queue, seq, key.id)
+        return self.deadlines + pack(deadline, seq, *key)
 
     def key(self, tenant: str, queue: str, type_: str, key: str) -> bytes:
         return _lane(self.root, "k", tenant, queue) + pack(type_, key)

@@ -44,7 +44,11 @@ async def events(work: Work, tenant: str | None, after: str | None, limit: int) 
                 reached = at
             else:
                 reached = max(reached, last_of(position, entry))
-    gaps = [] if tenant is not None else await _gaps(work, start, reached)
+    if tenant is not None:
+        return EventPage(found, to_offset(reached), more)
+    if not more:  # Behind the last event that is kept, others may have been trimmed.
+        reached = max(reached, await last_cut(work))
+    gaps = await _gaps(work, start, reached)
     return EventPage(found, to_offset(reached), more, gaps)
 
 
@@ -118,10 +122,18 @@ async def end_of(work: Work) -> bytes:
     """The position of the last event, also if it was trimmed."""
     prefix = work.keys.log
     rows = await work.tr.get_range(prefix, prefix + b"\xff" * STAMP_BYTES, limit=1, reverse=True, snapshot=True)
+    trimmed = max(work.trimmed, await last_cut(work))
     if not rows:
-        return work.trimmed
+        return trimmed
     position = rows[0][0][len(prefix) :]
-    return max(work.trimmed, last_of(position, entries.unpack_entry(rows[0][1], entries.number_in(position))))
+    return max(trimmed, last_of(position, entries.unpack_entry(rows[0][1], entries.number_in(position))))
+
+
+async def last_cut(work: Work, before: bytes = b"\xff" * STAMP_BYTES) -> bytes:
+    """The last of the positions up to which tenants' events were trimmed."""
+    prefix = work.keys.cuts + b"\x33"
+    rows = await work.tr.get_range(prefix, prefix + before, limit=1, reverse=True, snapshot=True)
+    return rows[0][0][len(prefix) :][:STAMP_BYTES] if rows else entries.START
 
 
 async def last_offset(work: Work) -> str:

@@ -14,7 +14,7 @@ from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS
 from holdfast.stores.foundationdb import entries
 from holdfast.stores.foundationdb.entries import Entry
 from holdfast.stores.foundationdb.keyspace import NEWS_PARTS, STAMP_BYTES, after, span, unpack
-from holdfast.stores.foundationdb.log import last_of
+from holdfast.stores.foundationdb.log import last_cut, last_of
 from holdfast.stores.foundationdb.records import number
 from holdfast.stores.foundationdb.transactions import Transactions
 from holdfast.stores.foundationdb.unit_of_work import Work
@@ -70,7 +70,6 @@ class _Pass:
         self._work = work
         self._cuts: dict[str, bytes] = {}
         self._gone: Counter[str] = Counter()
-        self._last = entries.START
 
     async def drop_old(self) -> int:
         """Drop the oldest entries over the age limit, up to the first younger one."""
@@ -137,7 +136,6 @@ class _Pass:
         self._work.clear(self._work.keys.log_of(tenant) + position)
         self._gone[tenant] += count
         self._cuts[tenant] = max(last, self._cuts.get(tenant, entries.START))
-        self._last = max(self._last, last)
 
     async def _lock(self) -> None:
         """Conflict with every other transaction that trims."""
@@ -163,13 +161,14 @@ class _Pass:
         return self._gone.total()
 
     async def _move_edge(self) -> None:
-        """Nothing before the first entry that is left is kept."""
+        """No event before the first entry that is left is kept."""
         work, prefix = self._work, self._work.keys.log
         left = await work.tr.get_range(prefix, prefix + b"\xff" * STAMP_BYTES, limit=1, snapshot=True)
-        edge = self._last
+        first = b"\xff" * STAMP_BYTES
         if left:
-            first = self._unpack(*left[0])
-            edge = min(edge, entries.at_number(first[0], first[1].places[0] - 1))
+            position, entry = self._unpack(*left[0])
+            first = entries.at_number(position, entry.places[0])
+        edge = await last_cut(work, first)
         if edge > work.trimmed:
             work.set(work.keys.meta_of("trimmed"), edge)
 
