@@ -11,6 +11,8 @@ import contextlib
 import math
 from random import random as chance
 
+from msgspec.structs import replace
+
 from holdfast.core import lifecycle
 from holdfast.core.errors import StoreError
 from holdfast.core.job import WAITING, Claimed, ClaimRequest, Job, JobKey
@@ -20,7 +22,7 @@ from holdfast.stores.foundationdb import lanes, records
 from holdfast.stores.foundationdb.keyspace import pack, span
 from holdfast.stores.foundationdb.lanes import Waiting
 from holdfast.stores.foundationdb.picking import LanePicker, Picker, TurnsPicker, pick, read_pointers
-from holdfast.stores.foundationdb.transactions import Transactions
+from holdfast.stores.foundationdb.transactions import TooMuch, Transactions
 from holdfast.stores.foundationdb.turns import Turns
 from holdfast.stores.foundationdb.unit_of_work import Work
 
@@ -57,11 +59,19 @@ class Claims:
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Lease up to `limit` visible jobs."""
-        repaired, ticked = 0, False
+        repaired, ticked, is_less = 0, False, False
         while True:
             attempt = _Attempt(request, self._turns, self._crowd, repairs=repaired < REPAIR_LIMIT)
             self._crowd = self._crowd * 0.9 if self._crowd > 1 else 0.0
-            claimed = await self._transactions.change(attempt.run, conflicted=lambda: self._conflicted(attempt))
+            try:
+                claimed = await self._transactions.change(
+                    attempt.run,
+                    conflicted=lambda: self._conflicted(attempt),  # noqa: B023 - called in this round
+                    can_split=request.limit > 1,
+                )
+            except TooMuch:
+                request, is_less = replace(request, limit=request.limit // 2), True
+                continue
             if attempt.needs_repair:
                 repaired += max(1, len((await self._expire(REPAIR_LIMIT - repaired, request.random)).jobs))
             elif attempt.needs_promotion:
@@ -75,7 +85,7 @@ class Claims:
             picker.learn()
         if request.tenant is None:
             self._leave_soon()
-        return claimed
+        return replace(claimed, next_at=claimed.now) if is_less and claimed.next_at is None else claimed
 
     def _conflicted(self, attempt: _Attempt) -> None:
         self._crowd = attempt.crowd = min(MOST_CROWD, self._crowd * 2 + 1)

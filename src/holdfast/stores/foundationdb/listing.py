@@ -64,8 +64,9 @@ async def _in_order(transactions: Transactions, query: ListQuery) -> AsyncIterat
         while more:
             count = min(count, READ_LIMIT)
             wanted = query.states & states
-            now, found, jobs = await transactions.read(
-                lambda work: _read(work, query, number, wanted, place, count)  # noqa: B023 - awaited at once
+            (now, found, jobs), count = await transactions.read_some(
+                lambda work, count: _read(work, query, number, wanted, place, count),  # noqa: B023 - awaited at once
+                count,
             )
             more = len(found) == count
             yield now, [(f"{number}.{'.'.join(map(str, at))}", job) for (at, _), job in zip(found, jobs, strict=True)]
@@ -112,8 +113,9 @@ async def _newest(transactions: Transactions, query: ListQuery) -> AsyncIterator
     count, more = query.limit + 1, True
     while more:
         count = min(count, READ_LIMIT)
-        now, found, jobs = await transactions.read(
-            lambda work: _read_back(work, query, place, count)  # noqa: B023 - awaited at once
+        (now, found, jobs), count = await transactions.read_some(
+            lambda work, count: _read_back(work, query, place, count),  # noqa: B023 - awaited at once
+            count,
         )
         more = len(found) == count
         yield now, [(cursor_text((at[0], at[1])), job) for (at, _), job in zip(found, jobs, strict=True)]

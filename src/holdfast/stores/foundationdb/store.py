@@ -59,10 +59,10 @@ from holdfast.store import (
 from holdfast.stores.foundationdb import changes, doctor, joining, listing, log, reads, upkeep
 from holdfast.stores.foundationdb.address import FdbAddress, open_database
 from holdfast.stores.foundationdb.claims import Claims
-from holdfast.stores.foundationdb.database import Database
+from holdfast.stores.foundationdb.database import Database, Transaction
 from holdfast.stores.foundationdb.keyspace import Keyspace
 from holdfast.stores.foundationdb.notifications import Notifications
-from holdfast.stores.foundationdb.transactions import Transactions
+from holdfast.stores.foundationdb.transactions import TooMuch, Transactions
 from holdfast.stores.foundationdb.unit_of_work import Rules, Work
 
 PART_ITEMS = 500
@@ -210,29 +210,30 @@ class FdbStore:
         connection: Any = None,
         size_of: Callable[[I], int] | None = None,
     ) -> list[A]:
-        """Make the step for parts of a batch that are small enough for one transaction, one after another."""
+        """Make the step for parts of a batch, each in a transaction, one after another. Parts too large are halved."""
         transactions = self._transactions
+        if connection is not None:
+            return await joining.join(transactions, connection, lambda work: step(work, items))
         answers: list[A] = []
-        for part in _parts(items, size_of):
-
-            def body(work: Work, part: Sequence[I] = part) -> Awaitable[list[A]]:
-                return step(work, part)
-
-            if connection is None:
-                answers += await transactions.change(body)
-            else:
-                answers += await joining.join(transactions, connection, body)
-        if connection is not None and not items:
-            joining.to_transaction(connection)
+        parts = list(_parts(items, size_of))
+        while parts:
+            part = parts.pop(0)
+            try:
+                answers += await transactions.change(lambda work: step(work, part), can_split=len(part) > 1)  # noqa: B023
+            except TooMuch:
+                half = len(part) // 2
+                parts[:0] = [part[:half], part[half:]]
         return answers
 
     # Reads --------------------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         found: list[Job | None] = []
-        for at in range(0, len(keys), READ_ITEMS):
-            part = keys[at : at + READ_ITEMS]
-            found += await self._read(lambda work: reads.shown(work, part))  # noqa: B023 - awaited at once
+        while len(found) < len(keys):
+            part, _ = await self._transactions.read_some(
+                lambda work, count: reads.shown(work, keys[len(found) : len(found) + count]), READ_ITEMS
+            )
+            found += part
         return found
 
     async def standing(self, key: JobKey) -> Standing | None:
@@ -287,7 +288,11 @@ class FdbStore:
         await self._transactions.change(lambda work: log.set_reader(work, reader))
 
     async def drop_reader(self, tenant: str | None, name: str) -> bool:
-        return await self._transactions.change(lambda work: log.drop_reader(work, tenant, name))
+        async def was_dropped(transaction: Transaction, was_there: bool) -> bool:  # noqa: FBT001 - the answer
+            return was_there and await transaction.get(transactions.keys.reader(tenant or "", name)) is None
+
+        transactions = self._transactions
+        return await transactions.change(lambda work: log.drop_reader(work, tenant, name), was_made=was_dropped)
 
     async def readers(self, tenant: str | None) -> Sequence[Reader]:
         return await self._read(lambda work: log.readers(work, tenant))

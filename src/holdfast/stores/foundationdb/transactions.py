@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from secrets import token_bytes
 from typing import TypeVar
 
-from msgspec import msgpack
+from msgspec.structs import replace
 
 from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
 from holdfast.stores.foundationdb import clock, entries
@@ -21,10 +21,13 @@ from holdfast.stores.foundationdb.clock import Anchor, Witness
 from holdfast.stores.foundationdb.database import (
     COMMIT_UNKNOWN_RESULT,
     DATABASE_LOCKED,
+    FUTURE_VERSION,
     MAYBE_APPLIED,
     NOT_COMMITTED,
+    PROCESS_BEHIND,
     RETRYABLE,
     TRANSACTION_TOO_LARGE,
+    TRANSACTION_TOO_OLD,
     Database,
     FdbError,
     Transaction,
@@ -38,13 +41,19 @@ FORMAT = 1
 """The version of the layout."""
 GIVE_UP_S = 30.0
 """How long a transaction that conflicts is tried again."""
+SLOW = frozenset({TRANSACTION_TOO_OLD, FUTURE_VERSION, PROCESS_BEHIND})
+"""The errors of a transaction that took too long, or asked servers that lag."""
+SLOW_TRIES = 3
+"""How often a transaction that can be split is tried before it is."""
 SEARCH = 500
 """Entries of the log that are read at a time to find a nonce."""
 
 T = TypeVar("T")
 Body = Callable[[Work], Awaitable[T]]
 
-_encode = msgpack.Encoder().encode
+
+class TooMuch(Exception):
+    """A transaction was too large or too slow: it must be split."""
 
 
 class Transactions:
@@ -61,43 +70,65 @@ class Transactions:
         self._place = place
 
     async def change(
-        self, body: Body[T], *, conflicted: Callable[[], None] | None = None, give_up_s: float = GIVE_UP_S
+        self,
+        body: Body[T],
+        *,
+        conflicted: Callable[[], None] | None = None,
+        was_made: Callable[[Transaction, T], Awaitable[bool]] | None = None,
+        give_up_s: float = GIVE_UP_S,
+        can_split: bool = False,
     ) -> T:
-        """Run `body` and commit what it did. It may run several times: it changes nothing but its transaction."""
-        give_up = time.monotonic() + give_up_s
+        """Run `body` and commit what it did. It may run several times: it changes nothing but its transaction.
+
+        `was_made` says after an unknown outcome whether a change without events was made. Raises TooMuch if the caller
+        can split what it wants to do.
+        """
+        tries = _Tries(give_up_s, can_split=can_split)
         nonce = token_bytes(entries.NONCE_BYTES)
         transaction = self.database.transaction()
         while True:
             work: Work | None = None
+            answers: list[T] = []
             try:
                 work = await self.begin(transaction, nonce)
-                answer = await body(work)
+                answers.append(await body(work))
                 if await work.flush():
                     await transaction.commit()
-                return answer
+                return answers[0]
             except FdbError as error:
-                if error.code in MAYBE_APPLIED and work is not None and work.logged:
-                    if await self._was_committed(work, error):
-                        return answer  # pyright: ignore[reportPossiblyUnboundVariable]
+                if error.code in MAYBE_APPLIED and work is not None and answers:
+                    if error.code != COMMIT_UNKNOWN_RESULT:
+                        raise StoreUnavailable(f"it is unknown whether the change was made: {error}") from error
+                    if work.logged and await self._is_logged(work):
+                        return answers[0]
+                    if was_made is not None and await self._ask(was_made, answers[0]):
+                        return answers[0]
                 elif error.code == NOT_COMMITTED:
                     self.conflicts += 1
                     if conflicted is not None:
                         conflicted()
-                if time.monotonic() > give_up:
-                    raise self._busy(error) from error
+                tries.failed(error)
                 await self._again(transaction, error)
 
-    async def read(self, body: Body[T]) -> T:
+    async def read(self, body: Body[T], *, can_split: bool = False) -> T:
         """Run `body`, which only reads."""
-        give_up = time.monotonic() + GIVE_UP_S
+        tries = _Tries(GIVE_UP_S, can_split=can_split)
         transaction = self.database.transaction()
         while True:
             try:
                 return await body(await self.begin(transaction))
             except FdbError as error:
-                if time.monotonic() > give_up:
-                    raise self._busy(error) from error
+                tries.failed(error)
                 await self._again(transaction, error)
+
+    async def read_some(self, body: Callable[[Work, int], Awaitable[T]], count: int) -> tuple[T, int]:
+        """Run a body that reads up to `count` items, or fewer if those are too many. Returns how many it was, too."""
+        while True:
+            wanted = count
+            try:
+                return await self.read(lambda work: body(work, wanted), can_split=wanted > 1), wanted  # noqa: B023
+            except TooMuch:
+                count = max(1, count // 2)
 
     async def begin(self, transaction: Transaction, nonce: bytes = b"", *, joined: bool = False) -> Work:
         """What a transaction knows at its beginning: its version, the time, the settings' version."""
@@ -142,9 +173,13 @@ class Transactions:
 
     async def shift(self, ms: int) -> None:
         """Move the clock, for tests."""
+        wanted: list[int] = []
 
         async def move(transaction: Transaction, anchor: Anchor, _: int) -> None:
-            self.set_anchor(transaction, clock.replace(anchor, shift=anchor.shift + ms))
+            if wanted and anchor.shift == wanted[-1]:
+                return  # The outcome of the first try was unknown: it was made.
+            wanted.append(anchor.shift + ms)
+            self.set_anchor(transaction, replace(anchor, shift=anchor.shift + ms))
             self.tell_all(transaction)
 
         await self.change_anchor(move)
@@ -163,8 +198,6 @@ class Transactions:
                 await transaction.commit()
                 return
             except FdbError as error:
-                if error.code == COMMIT_UNKNOWN_RESULT and body.__name__ == "move":
-                    return  # It may have been applied: a second shift would be one too many, a second tick is needless.
                 await self._again(transaction, error)
 
     def set_anchor(self, transaction: Transaction, anchor: Anchor) -> None:
@@ -218,24 +251,29 @@ class Transactions:
 
     # Errors -----------------------------------------------------------------------------------------------------------
 
-    async def _was_committed(self, work: Work, error: FdbError) -> bool:
-        """Whether a transaction with an unknown outcome was committed. It is no longer under way."""
-        if error.code != COMMIT_UNKNOWN_RESULT:
-            raise StoreUnavailable(f"it is unknown whether the change was made: {error}") from error
+    async def _is_logged(self, work: Work) -> bool:
+        """Whether a transaction with an unknown outcome is in the log. It is no longer under way."""
         begin, end = self.keys.log_at(entries.at_version(work.version)), span(self.keys.log)[1]
         transaction = self.database.transaction()
         while True:
             try:
-                rows = await transaction.get_range(begin, end, limit=SEARCH)
+                rows = await transaction.get_range(begin, end, limit=SEARCH, snapshot=True)
             except FdbError as failed:
                 await self._again(transaction, failed)
                 continue
             if any(entries.nonce_of(value) == work.nonce for _, value in rows):
                 return True
             if len(rows) < SEARCH:
-                break
+                return False
             begin = rows[-1][0] + b"\x00"
-        return False
+
+    async def _ask(self, was_made: Callable[[Transaction, T], Awaitable[bool]], answer: T) -> bool:
+        transaction = self.database.transaction()
+        while True:
+            try:
+                return await was_made(transaction, answer)
+            except FdbError as failed:
+                await self._again(transaction, failed)
 
     async def _again(self, transaction: Transaction, error: FdbError) -> None:
         """Get ready to run again, or raise what the caller should know."""
@@ -246,12 +284,26 @@ class Transactions:
         except FdbError as final:
             raise self._translate(final) from final
 
-    def _busy(self, error: FdbError) -> StoreError:
-        return StoreBusy(f"FoundationDB did not take a transaction for {GIVE_UP_S:g} s: {error}")
-
     def _translate(self, error: FdbError) -> StoreError:
         if error.code == TRANSACTION_TOO_LARGE:
             return StoreBusy(f"a batch is too large for one transaction; send fewer items: {error}")
         if error.code == DATABASE_LOCKED:
             return StoreUnavailable(f"the database is locked: {error}")
         return StoreUnavailable(f"FoundationDB: {error}")
+
+
+class _Tries:
+    """How long a transaction is tried again."""
+
+    def __init__(self, give_up_s: float, *, can_split: bool) -> None:
+        self._until = time.monotonic() + give_up_s
+        self._can_split = can_split
+        self._slow = 0
+
+    def failed(self, error: FdbError) -> None:
+        """Raise if it should not be tried again."""
+        self._slow += error.code in SLOW
+        if self._can_split and (self._slow >= SLOW_TRIES or error.code == TRANSACTION_TOO_LARGE):
+            raise TooMuch from error
+        if time.monotonic() > self._until:
+            raise StoreBusy(f"FoundationDB did not take a transaction for {GIVE_UP_S:g} s: {error}") from error

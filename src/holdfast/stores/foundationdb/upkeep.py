@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec.structs import replace
 
 from holdfast.core.budgets import TenantSettings
 from holdfast.core.job import JobKey
 from holdfast.store import Pruned, WorkerInfo
 from holdfast.stores.foundationdb import lanes, reads, settings
-from holdfast.stores.foundationdb.keyspace import BUCKET_MS, after, pack, span
+from holdfast.stores.foundationdb.database import Transaction
+from holdfast.stores.foundationdb.keyspace import BUCKET_MS, Keyspace, after, pack, span
 from holdfast.stores.foundationdb.transactions import Transactions
 from holdfast.stores.foundationdb.trimming import trim
 from holdfast.stores.foundationdb.unit_of_work import Work
@@ -72,7 +75,9 @@ async def prune(transactions: Transactions, limit: int, *, blobs: bool) -> Prune
             pass
     names: list[str] = []
     if blobs:
-        names = await transactions.change(lambda work: _take_blobs(work, limit))
+        names = await transactions.change(
+            lambda work: _take_blobs(work, limit), was_made=partial(_took_blobs, transactions.keys)
+        )
     trimmed, cut = await trim(transactions)
     return Pruned(jobs, trimmed, names, place is not None or cut or len(names) == limit)
 
@@ -146,3 +151,8 @@ async def _take_blobs(work: Work, limit: int) -> list[str]:
     for key, _ in rows:
         work.clear(key)
     return [work.keys.parts(key, prefix)[0] for key, _ in rows]
+
+
+async def _took_blobs(keys: Keyspace, transaction: Transaction, names: list[str]) -> bool:
+    """Whether these names were taken."""
+    return not names or await transaction.get(keys.blob(names[0])) is None
