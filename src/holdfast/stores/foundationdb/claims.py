@@ -58,20 +58,37 @@ class Claims:
             await asyncio.wait([task])
 
     async def claim(self, request: ClaimRequest) -> Claimed:
-        """Lease up to `limit` visible jobs."""
-        repaired, ticked, is_less = 0, False, False
+        """Lease up to `limit` visible jobs: in one transaction, or in several if they are too many for one."""
+        jobs: list[Job] = []
+        most = request.limit
+        while True:
+            part = replace(request, limit=min(most, request.limit - len(jobs)))
+            try:
+                claimed = await self._claim_part(part)
+            except TooMuch:
+                most = max(1, part.limit // 2)
+                continue
+            except StoreError:
+                if not jobs:
+                    raise
+                return Claimed(jobs, claimed.now, claimed.now)  # pyright: ignore[reportPossiblyUnboundVariable]
+            jobs += claimed.jobs
+            if len(claimed.jobs) < part.limit or len(jobs) == request.limit:
+                break
+        if request.tenant is None:
+            self._leave_soon()
+        return replace(claimed, jobs=jobs)
+
+    async def _claim_part(self, request: ClaimRequest) -> Claimed:
+        repaired, ticked = 0, False
         while True:
             attempt = _Attempt(request, self._turns, self._crowd, repairs=repaired < REPAIR_LIMIT)
             self._crowd = self._crowd * 0.9 if self._crowd > 1 else 0.0
-            try:
-                claimed = await self._transactions.change(
-                    attempt.run,
-                    conflicted=lambda: self._conflicted(attempt),  # noqa: B023 - called in this round
-                    can_split=request.limit > 1,
-                )
-            except TooMuch:
-                request, is_less = replace(request, limit=request.limit // 2), True
-                continue
+            claimed = await self._transactions.change(
+                attempt.run,
+                conflicted=lambda: self._conflicted(attempt),  # noqa: B023 - called in this round
+                can_split=request.limit > 1,
+            )
             if attempt.needs_repair:
                 repaired += max(1, len((await self._expire(REPAIR_LIMIT - repaired, request.random)).jobs))
             elif attempt.needs_promotion:
@@ -83,9 +100,7 @@ class Claims:
                 break
         for picker in attempt.pickers:
             picker.learn()
-        if request.tenant is None:
-            self._leave_soon()
-        return replace(claimed, next_at=claimed.now) if is_less and claimed.next_at is None else claimed
+        return claimed
 
     def _conflicted(self, attempt: _Attempt) -> None:
         self._crowd = attempt.crowd = min(MOST_CROWD, self._crowd * 2 + 1)
@@ -154,7 +169,7 @@ class Claims:
 
             async def leave(work: Work) -> dict[str, bool]:
                 await read_pointers(work, turns, queue)
-                going = [lane for lane in idle if not lane.fresh]  # noqa: B023 - it is awaited in this round
+                going = [lane for lane in idle if not lane.fresh]
                 left = await asyncio.gather(*(lanes.leave(work, one.tenant, queue, one.stamps) for one in going))
                 return {lane.tenant: gone for lane, gone in zip(going, left, strict=True)}
 
@@ -187,9 +202,9 @@ class _Attempt:
         """Lease jobs in this transaction. If something must be repaired first, it only says so."""
         self.work = work
         prefix = work.keys.deadlines
-        first, *later = await asyncio.gather(
-            work.tr.get_range(*span(prefix), limit=1, snapshot=True),
-            *(lanes.next_later(work, queue) for queue in self._queues if self.request.tenant is None),
+        looks = [lanes.next_later(work, queue) for queue in self._queues if self.request.tenant is None]
+        first, later = await asyncio.gather(
+            work.tr.get_range(*span(prefix), limit=1, snapshot=True), asyncio.gather(*looks)
         )
         deadline = work.keys.parts(first[0][0], prefix)[0] if first else None
         self.needs_repair = self._repairs and deadline is not None and deadline <= work.now
@@ -212,7 +227,7 @@ class _Attempt:
     def _make_pickers(self, work: Work) -> list[Picker]:
         request = self.request
         share = max(1, math.ceil(request.limit / max(1, len(self._queues))))
-        skip = int(chance() * self.crowd * share)
+        skip = int(chance() * self.crowd * share)  # noqa: S311 - no secret
         if request.tenant is not None:
             return [LanePicker(work, request.tenant, queue, share, skip) for queue in self._queues]
         return [TurnsPicker(work, self._turns.setdefault(queue, Turns()), queue, share, skip) for queue in self._queues]

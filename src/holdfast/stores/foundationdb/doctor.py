@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from holdfast.store import Finding
 from holdfast.stores.foundationdb import clock
 from holdfast.stores.foundationdb.address import FdbAddress
 from holdfast.stores.foundationdb.keyspace import BUCKET_MS, NEWS_PARTS, pack, span
 from holdfast.stores.foundationdb.records import number
 from holdfast.stores.foundationdb.transactions import FORMAT, Transactions
 from holdfast.stores.foundationdb.unit_of_work import Work
-from holdfast.store import Finding
 
 CLOCK_MS = 5_000
 """The store clock should be this close to the wall clock."""
@@ -45,16 +45,13 @@ async def findings(transactions: Transactions, address: FdbAddress) -> list[Find
 async def _look(work: Work) -> tuple[Work, int, bool, bool]:
     keys, tr = work.keys, work.tr
     deadlines, retentions = keys.deadlines, keys.retentions
-    gone, late, old, *made = await asyncio.gather(
-        tr.get(keys.meta_of("gone"), snapshot=True),
-        tr.get_range(
-            span(deadlines)[0], deadlines + pack(max(0, work.now - LATE_MS)), limit=1, snapshot=True
-        ),
-        tr.get_range(
-            span(retentions)[0], retentions + pack(max(0, work.now // BUCKET_MS - 1)), limit=1, snapshot=True
-        ),
-        *(tr.get(keys.news_part(part), snapshot=True) for part in range(NEWS_PARTS)),
-    )  # fmt: skip
+    counters = [keys.meta_of("gone"), *(keys.news_part(part) for part in range(NEWS_PARTS))]
+    late_before, old_before = pack(max(0, work.now - LATE_MS)), pack(max(0, work.now // BUCKET_MS - 1))
+    (gone, *made), late, old = await asyncio.gather(
+        asyncio.gather(*(tr.get(key, snapshot=True) for key in counters)),
+        tr.get_range(span(deadlines)[0], deadlines + late_before, limit=1, snapshot=True),
+        tr.get_range(span(retentions)[0], retentions + old_before, limit=1, snapshot=True),
+    )
     return work, sum(map(number, made)) - number(gone), bool(late), bool(old)
 
 

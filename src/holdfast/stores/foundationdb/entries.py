@@ -7,7 +7,7 @@ it is `VERSION.ORDER.NUMBER`: the version of the commit, its place among the com
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from msgspec import Struct, msgpack
@@ -131,8 +131,9 @@ def to_events(position: bytes, entry: Entry) -> list[tuple[int, Event]]:
     stem = _stem(position)
     columns = [entry.column(number) for number in range(len(entry.columns))]
     found: list[tuple[int, Event]] = []
+    rows = cast("Iterable[tuple[Any, ...]]", zip(*columns, strict=True))
     for place, (at, code, tenant, queue, id_, type_, attempt, token, worker, data, number) in zip(
-        entry.places, zip(*columns, strict=True), strict=True
+        entry.places, rows, strict=True
     ):
         # A copy of the data: a change to one event must not change the others.
         event = Event(

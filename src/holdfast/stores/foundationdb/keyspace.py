@@ -54,7 +54,7 @@ BUCKET_MS = 1 << 20
 NEWS_PARTS = 8
 """How many keys are watched for news. Writes are spread over them by tenant."""
 
-_TEXT, _STAMP, _ZERO = 0x02, 0x33, 0x14
+_TEXT, _STAMP, _ZERO, _ESCAPE = 0x02, 0x33, 0x14, 0xFF
 
 Bounds = tuple[bytes, bytes]
 
@@ -80,7 +80,7 @@ def unpack(key: bytes, at: int = 0) -> list[Any]:
         at += 1
         if code == _TEXT:
             stop = key.index(b"\x00", at)
-            while stop + 1 < end and key[stop + 1] == 0xFF:
+            while stop + 1 < end and key[stop + 1] == _ESCAPE:
                 stop = key.index(b"\x00", stop + 2)
             items.append(key[at:stop].replace(b"\x00\xff", b"\x00").decode())
             at = stop + 1

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from holdfast.core import budgets
 from holdfast.core.codes import STATE_CODES, STATES
 from holdfast.core.dedup import Binding
-from holdfast.core.job import TERMINAL, WAITING, AttemptError, Envelope, Job, JobKey, JobState, Progress, Result
+from holdfast.core.job import WAITING, AttemptError, Envelope, Job, JobKey, JobState, Progress, Result
 from holdfast.stores.foundationdb.keyspace import Keyspace, pack
 
 SMALL = 1024
@@ -107,10 +107,6 @@ def counted(keys: Keyspace, job: Job, apart: int | None) -> dict[bytes, int]:
     if waits:
         counts[keys.kept(tenant, "waiting")] = 1
     return counts
-
-
-def has_ended(job: Job) -> bool:
-    return job.state in TERMINAL
 
 
 def pack_binding(binding: Binding) -> bytes:

@@ -230,8 +230,10 @@ class FdbStore:
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         found: list[Job | None] = []
         while len(found) < len(keys):
+            rest = keys[len(found) :]
             part, _ = await self._transactions.read_some(
-                lambda work, count: reads.shown(work, keys[len(found) : len(found) + count]), READ_ITEMS
+                lambda work, count: reads.shown(work, rest[:count]),  # noqa: B023 - awaited in this round
+                READ_ITEMS,
             )
             found += part
         return found

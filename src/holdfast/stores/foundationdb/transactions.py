@@ -35,7 +35,7 @@ from holdfast.stores.foundationdb.database import (
 from holdfast.stores.foundationdb.keyspace import Keyspace, span
 from holdfast.stores.foundationdb.records import number
 from holdfast.stores.foundationdb.settings import SettingsCache
-from holdfast.stores.foundationdb.unit_of_work import Rules, Work
+from holdfast.stores.foundationdb.unit_of_work import Here, Moment, Rules, Work
 
 FORMAT = 1
 """The version of the layout."""
@@ -62,12 +62,11 @@ class Transactions:
     def __init__(self, database: Database, keys: Keyspace, rules: Rules, place: str) -> None:
         self.database = database
         self.keys = keys
-        self.rules = rules
         self.witness = Witness()
         self.settings = SettingsCache()
         self.conflicts = 0
         """How many commits had a conflict, and ran again."""
-        self._place = place
+        self._here = Here(keys, rules, self.settings, place)
 
     async def change(
         self,
@@ -147,9 +146,7 @@ class Transactions:
         self.witness.saw(version)
         self.settings.check(number(meta.get("settings")))
         trimmed = meta.get("trimmed", entries.START)
-        return Work(
-            transaction, self.keys, self.rules, self.settings, anchor, version, trimmed, nonce, self._place
-        )  # fmt: skip
+        return Work(transaction, self._here, Moment(anchor, version, trimmed), nonce)
 
     # The clock --------------------------------------------------------------------------------------------------------
 

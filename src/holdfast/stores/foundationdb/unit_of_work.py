@@ -17,7 +17,7 @@ from holdfast.core import dedup
 from holdfast.core.budgets import RECORD_BYTES, TenantSettings
 from holdfast.core.dedup import Binding, Scope
 from holdfast.core.events import Event
-from holdfast.core.job import WAITING, Job, JobKey
+from holdfast.core.job import TERMINAL, WAITING, Job, JobKey
 from holdfast.core.lifecycle import Retention, forgotten
 from holdfast.stores.foundationdb import lanes, numbers, records
 from holdfast.stores.foundationdb.clock import Anchor
@@ -36,6 +36,24 @@ class Rules(Struct, frozen=True):
     retention: Retention
     all_events: bool
     keep_events: int
+
+
+class Here(Struct, frozen=True):
+    """What all transactions of a handle share."""
+
+    keys: Keyspace
+    rules: Rules
+    settings: SettingsCache
+    place: str
+    """Identifies the data."""
+
+
+class Moment(Struct, frozen=True):
+    """What a transaction knows at its beginning."""
+
+    anchor: Anchor
+    version: int
+    trimmed: bytes
 
 
 class Record(Struct, eq=False):
@@ -58,25 +76,14 @@ class Record(Struct, eq=False):
 class Work:
     """A transaction at an instant."""
 
-    def __init__(
-        self,
-        tr: Transaction,
-        keys: Keyspace,
-        rules: Rules,
-        settings: SettingsCache,
-        anchor: Anchor,
-        version: int,
-        trimmed: bytes,
-        nonce: bytes,
-        place: str,
-    ) -> None:
+    def __init__(self, tr: Transaction, here: Here, moment: Moment, nonce: bytes) -> None:
         self.tr = tr
-        self.keys = keys
-        self.rules = rules
-        self.anchor = anchor
-        self.version = version
-        self.now = anchor.now(version)
-        self.trimmed = trimmed
+        self.keys = here.keys
+        self.rules = here.rules
+        self.anchor = moment.anchor
+        self.version = moment.version
+        self.now = moment.anchor.now(moment.version)
+        self.trimmed = moment.trimmed
         """No event up to this position is kept."""
         self.nonce = nonce
         self.logged = False
@@ -84,8 +91,8 @@ class Work:
         """The number of the first event within the commit."""
         self.pointers = 0
         """How many pointers were made in the commit."""
-        self._settings = settings
-        self._place = place
+        self._settings = here.settings
+        self._place = here.place
         self._records: dict[JobKey, Record] = {}
         self._bindings: dict[Scope, Binding | None] = {}
         self._stored_bindings: dict[Scope, Binding | None] = {}
@@ -301,7 +308,7 @@ class Work:
         else:
             tr.clear(place)
         self._write_payload(record)
-        if job is not None and records.has_ended(job):
+        if job is not None and job.state in TERMINAL:
             tr.set(keys.retention_bucket(job.tenant, job.queue, job.expires_at or 0), b"")
         record.indexes, record.counts = indexes, counts
         record.pieces, record.stored = max(0, len(pieces) - 1), bool(pieces)

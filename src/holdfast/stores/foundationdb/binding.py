@@ -1,0 +1,214 @@
+"""The official binding as a `Database`: its futures are awaited in the event loop, its errors are FdbErrors.
+
+A future calls back on the network thread of the client, which wakes the event loop: no thread waits for one.
+"""
+# The binding has no types.
+# pyright: basic
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Generator
+from typing import Any
+
+import fdb  # pyright: ignore[reportMissingImports]
+
+from holdfast.core.errors import StoreUnavailable
+from holdfast.stores.foundationdb.database import FdbError
+
+API_VERSION = 630
+
+if not fdb.is_api_version_selected():  # The application may have chosen a later one.
+    fdb.api_version(API_VERSION)
+_FDBError = fdb.FDBError
+
+_databases: dict[str, Any] = {}
+_lock = threading.Lock()
+
+
+async def open_cluster(cluster_file: str) -> ClusterDatabase:
+    """The cluster of a file; "": of this machine's own. One client of it serves the whole process."""
+    with _lock:
+        found = _databases.get(cluster_file)
+        if found is None:
+            try:
+                found = _databases[cluster_file] = fdb.open(cluster_file or None)
+            except (_FDBError, OSError) as error:
+                raise StoreUnavailable(f"FoundationDB cannot be opened: {error}") from error
+    return ClusterDatabase(found)
+
+
+def joined(transaction: Any) -> ClusterTransaction:
+    """The caller's transaction, as the store uses it."""
+    return ClusterTransaction(transaction)
+
+
+class ClusterDatabase:
+    """A cluster."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+
+    def transaction(self) -> ClusterTransaction:
+        return ClusterTransaction(self._database.create_transaction())
+
+    async def close(self) -> None:
+        """The client belongs to the process."""
+
+
+class ClusterWatch:
+    """A watch of the binding."""
+
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return (yield from _done(self._future).__await__())
+
+    def cancel(self) -> None:
+        self._future.cancel()
+
+
+class ClusterTransaction:
+    """A transaction of the binding."""
+
+    def __init__(self, transaction: Any) -> None:
+        self._tr = transaction
+
+    async def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None:
+        return (await _done((self._tr.snapshot if snapshot else self._tr).get(key))).value
+
+    async def get_range(
+        self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        # Chunk by chunk: to_list() would wait for each chunk in this thread.
+        source = self._tr.snapshot if snapshot else self._tr
+        first, last = fdb.KeySelector.first_greater_or_equal(begin), fdb.KeySelector.first_greater_or_equal(end)
+        found: list[tuple[bytes, bytes]] = []
+        iteration = 1
+        while True:
+            left = limit - len(found) if limit else 0
+            # (begin, end, limit, mode, iteration, reverse) of FDBTransaction._get_range.
+            future = source._get_range(first, last, left, fdb.StreamingMode.want_all, iteration, reverse)  # noqa: SLF001
+            rows, count, more = await _done(future)
+            found += [(row.key, row.value) for row in rows]
+            if not more or not count or (limit and len(found) >= limit):
+                return found
+            iteration += 1
+            if reverse:
+                last = fdb.KeySelector.first_greater_or_equal(found[-1][0])
+            else:
+                first = fdb.KeySelector.first_greater_than(found[-1][0])
+
+    async def get_read_version(self) -> int:
+        return await _done(self._tr.get_read_version())
+
+    async def get_approximate_size(self) -> int:
+        return await _done(self._tr.get_approximate_size())
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self._tr.set(key, value)
+
+    def clear(self, key: bytes) -> None:
+        self._tr.clear(key)
+
+    def clear_range(self, begin: bytes, end: bytes) -> None:
+        self._tr.clear_range(begin, end)
+
+    def add(self, key: bytes, amount: int) -> None:
+        self._tr.add(key, amount.to_bytes(8, "little", signed=True))
+
+    def max(self, key: bytes, value: bytes) -> None:
+        self._tr.max(key, value)
+
+    def min(self, key: bytes, value: bytes) -> None:
+        self._tr.min(key, value)
+
+    def byte_max(self, key: bytes, value: bytes) -> None:
+        self._tr.byte_max(key, value)
+
+    def byte_min(self, key: bytes, value: bytes) -> None:
+        self._tr.byte_min(key, value)
+
+    def compare_and_clear(self, key: bytes, value: bytes) -> None:
+        self._tr.compare_and_clear(key, value)
+
+    def set_versionstamped_key(self, key: bytes, value: bytes) -> None:
+        self._tr.set_versionstamped_key(key, value)
+
+    def set_versionstamped_value(self, key: bytes, value: bytes) -> None:
+        self._tr.set_versionstamped_value(key, value)
+
+    def add_read_conflict_key(self, key: bytes) -> None:
+        self._tr.add_read_conflict_key(key)
+
+    def add_read_conflict_range(self, begin: bytes, end: bytes) -> None:
+        self._tr.add_read_conflict_range(begin, end)
+
+    def add_write_conflict_key(self, key: bytes) -> None:
+        self._tr.add_write_conflict_key(key)
+
+    def add_write_conflict_range(self, begin: bytes, end: bytes) -> None:
+        self._tr.add_write_conflict_range(begin, end)
+
+    def next_write_no_write_conflict_range(self) -> None:
+        self._tr.options.set_next_write_no_write_conflict_range()
+
+    def watch(self, key: bytes) -> ClusterWatch:
+        return ClusterWatch(self._tr.watch(key))
+
+    async def commit(self) -> None:
+        await _done(self._tr.commit())
+
+    def committed_version(self) -> int:
+        return self._tr.get_committed_version()
+
+    def versionstamp(self) -> Awaitable[bytes]:
+        return _done(self._tr.get_versionstamp())
+
+    async def on_error(self, error: FdbError) -> None:
+        await _done(self._tr.on_error(error.code))
+
+    def reset(self) -> None:
+        self._tr.reset()
+
+    def cancel(self) -> None:
+        self._tr.cancel()
+
+    def set_timeout(self, milliseconds: int) -> None:
+        self._tr.options.set_timeout(milliseconds)
+
+    def set_size_limit(self, size: int) -> None:
+        self._tr.options.set_size_limit(size)
+
+
+async def _done(future: Any) -> Any:
+    """Await a future of the binding. An error that it ended with is an FdbError."""
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not waiting.done():
+            waiting.set_result(None)
+
+    def ready(_: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # The event loop was closed meanwhile.
+            loop.call_soon_threadsafe(wake)
+
+    future.on_ready(ready)
+    try:
+        await waiting
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    try:
+        return future.wait()  # It is ready: this does not wait.
+    except _FDBError as error:
+        raise FdbError(error.code, _text(error.description)) from error
+
+
+def _text(description: Any) -> str:
+    return description.decode(errors="replace") if isinstance(description, bytes) else str(description)
