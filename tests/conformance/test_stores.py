@@ -56,7 +56,7 @@ def spaces(request):
     return request.getfixturevalue(f"on_{request.param}")
 
 
-OPENERS = {"postgresql": of_asyncpg, "fdb": of_a_cluster}
+OPENERS = {"postgres": of_asyncpg, "fdb": of_a_cluster}
 """By the name of a store: how a caller opens a transaction that the store can join. [ENQ-7]"""
 
 

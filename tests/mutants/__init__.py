@@ -9,6 +9,7 @@ from tests.mutants import (
     budgets,
     enqueue,
     explaining,
+    fdb_keys,
     file_handoff,
     lasting,
     lists,
@@ -33,6 +34,7 @@ from tests.mutants.trial import Trial, baseline, scratch, trial
 
 __all__ = ["Bug", "Mutant", "Trial", "baseline", "mutants", "scratch", "trial"]
 
-del budgets, enqueue, explaining, file_handoff, lasting, lists, lua_claims, lua_endings, lua_enqueue, lua_lasting
+del budgets, enqueue, explaining, fdb_keys, file_handoff, lasting, lists, lua_claims, lua_endings, lua_enqueue
+del lua_lasting
 del lua_single, numbers
 del pg_claims, pg_endings, pg_enqueue, pg_log, pg_single, pg_handoff, rules, sqlite, turns

@@ -20,16 +20,17 @@ from holdfast.tables import TableLog
 Planted = Callable[..., Any]
 """Stands in for a function: gets the original first, then the arguments."""
 
-STORES = ("memory", "file", "redis", "shards", "postgres")
+STORES = ("memory", "file", "redis", "shards", "postgres", "fdb")
 """Where bugs can be planted; "shards" is the Redis store laid out in several."""
 
 IN_PYTHON = ("memory", "file")
 """The stores that use the rules as they stand in `core`. The Redis store restates them in Lua."""
 REDIS = ("redis",)
 POSTGRES = ("postgres",)
-CORE = IN_PYTHON + POSTGRES
+FDB = ("fdb",)
+CORE = IN_PYTHON + POSTGRES + FDB
 """The stores that use a rule of `core` in Python, PostgreSQL for all but its hot paths."""
-FACES = IN_PYTHON + REDIS + POSTGRES
+FACES = IN_PYTHON + REDIS + POSTGRES + FDB
 """Where what a store answers can be bent, whatever stands behind it."""
 SHARDS = ("shards",)
 
@@ -39,6 +40,7 @@ _FACES = {
     "redis": ("redis", "RedisStore"),
     "shards": ("redis", "RedisStore"),
     "postgres": ("postgres", "PostgresStore"),
+    "fdb": ("foundationdb", "FdbStore"),
 }
 """The package and the class of each store."""
 
@@ -124,6 +126,10 @@ class Bug:
         """A module of the PostgreSQL store."""
         return import_module(f"holdfast.stores.postgres.{part}")
 
+    def fdb(self, part: str) -> ModuleType:
+        """A module of the FoundationDB store."""
+        return import_module(f"holdfast.stores.foundationdb.{part}")
+
     @property
     def face(self) -> Any:
         """The class of the store under test, where what it answers can be bent."""
@@ -143,6 +149,7 @@ class Bug:
 
         self.at("memory").around(TableLog, "append", append)
         self.at("file").around(self.file("transaction").Transaction, "append", append)
+        self.at("fdb").around(self.fdb("unit_of_work").Work, "append", append)
 
     # SQL --------------------------------------------------------------------------------------------------------
 

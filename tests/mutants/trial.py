@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Generator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Collection, Generator
+from contextlib import ExitStack, contextmanager
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from msgspec import Struct
@@ -75,6 +73,7 @@ def scratch() -> Generator[Callable[[str], str]]:
             "redis": lambda: valkey().url(shards=1, prefix="redis"),
             "shards": lambda: valkey().url(shards=_SHARDS, prefix="shards"),
             "postgres": lambda: postgres().url(schema="m"),
+            "fdb": lambda: "fdb:?simulation=mutants&prefix=m",
         }
         yield lambda store: urls[store]()
 
@@ -143,18 +142,10 @@ def _beside(url: str, place: str) -> str:
 
 def _transaction(url: str) -> Transaction | None:
     """A way to open a transaction of a caller's own, where the store can join one. [ENQ-7]"""
-
-    @asynccontextmanager
-    async def transaction() -> AsyncGenerator[Any]:
-        # The driver is the store's, and is found like it.
-        connection: Any = await import_module("asyncpg").connect(url.partition("?")[0])
-        try:
-            async with connection.transaction():
-                yield connection
-        finally:
-            await connection.close()
-
-    return transaction if _joins_transactions(url) else None
+    if not _joins_transactions(url):
+        return None
+    begin: Transaction = getattr(make_store(url), "own_transaction")  # noqa: B009 - a store need not have it
+    return begin
 
 
 @cache

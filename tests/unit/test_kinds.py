@@ -105,7 +105,7 @@ class TestAStoreOfAnotherPackageDeclares:
 
 
 def test_a_declaration_of_ours_loads_without_a_driver_and_names_what_to_install():
-    drivers = {"redis": "redis", "postgresql": "asyncpg", "https": "httpx"}
+    drivers = {"redis": "redis", "postgresql": "asyncpg", "https": "httpx", "fdb": "fdb"}
     program = f"""
 import sys
 drivers = {drivers!r}
@@ -118,12 +118,12 @@ from holdfast.core.errors import InvalidOption
 from holdfast.opening import make_store
 for scheme in drivers:
     try:
-        make_store(scheme + "://localhost/x")
+        make_store(scheme + (":" if scheme in ("fdb",) else "://localhost/x"))
     except InvalidOption as error:
         print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    extras = {"redis": "redis", "postgresql": "postgres", "https": "http"}
+    extras = {"redis": "redis", "postgresql": "postgres", "https": "http", "fdb": "fdb"}
     assert done.stdout.splitlines() == [
         f"store: {scheme}: needs {driver}; install it with: pip install 'holdfast[{extras[scheme]}]'"
         for scheme, driver in drivers.items()

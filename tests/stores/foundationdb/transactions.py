@@ -1,15 +1,12 @@
 """A caller's own transaction of FoundationDB."""
 
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
-from holdfast.opening import parse_url
-from holdfast.stores.foundationdb import address
+from holdfast.opening import make_store
 
 
-@asynccontextmanager
-async def of_a_cluster(url):
+def of_a_cluster(url: str) -> AbstractAsyncContextManager[Any]:
     """Commits at the end. An exception rolls it back."""
-    database = await address.open_database(address.read(parse_url(url)))
-    transaction = database.transaction()
-    yield transaction
-    await transaction.commit()
+    store: Any = make_store(url)
+    return store.own_transaction()

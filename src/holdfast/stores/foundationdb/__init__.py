@@ -20,6 +20,7 @@ The parts:
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from holdfast.kinds import store_kind
@@ -38,4 +39,7 @@ def open_fdb(url: StoreUrl) -> FdbStore:
     from holdfast.stores.foundationdb import address
     from holdfast.stores.foundationdb.store import FdbStore
 
-    return FdbStore(address.read(url))
+    found = address.read(url)
+    if found.simulation is None and find_spec("fdb") is None:
+        raise ModuleNotFoundError(name="fdb")
+    return FdbStore(found)

@@ -136,9 +136,9 @@ def to_events(position: bytes, entry: Entry) -> list[tuple[int, Event]]:
         entry.places, rows, strict=True
     ):
         # A copy of the data: a change to one event must not change the others.
+        kind = cast("EventKind", EVENT_KINDS[code])
         event = Event(
-            EVENT_KINDS[code], tenant, queue, id_, type_, at, attempt, token, worker, dict(data), f"{stem}{place}",
-            number,
+            kind, tenant, queue, id_, type_, at, attempt, token, worker, dict(data), f"{stem}{place}", number
         )  # fmt: skip
         found.append((place, event))
     return found

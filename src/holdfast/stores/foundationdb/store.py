@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -131,6 +132,14 @@ class FdbStore:
             await self._notifications.close()
             if self._given is None:
                 await opened.database.close()
+
+    @asynccontextmanager
+    async def own_transaction(self) -> AsyncGenerator[Transaction]:
+        """A transaction on the cluster of this store, to join: it commits at the end, unless there was an exception."""
+        database = self._given or await open_database(self._address)
+        transaction = database.transaction()
+        yield transaction
+        await transaction.commit()
 
     async def sibling(self) -> FdbStore:
         store = FdbStore(self._address, self._given)
