@@ -19,6 +19,7 @@ from holdfast.core.job import WAITING, Claimed, ClaimRequest, Job, JobKey
 from holdfast.core.retry import spread
 from holdfast.store import REPAIR_LIMIT, Reaped
 from holdfast.stores.foundationdb import lanes, records
+from holdfast.stores.foundationdb.clock import LAG_MS
 from holdfast.stores.foundationdb.keyspace import pack, span
 from holdfast.stores.foundationdb.lanes import Waiting
 from holdfast.stores.foundationdb.picking import LanePicker, Picker, TurnsPicker, pick, read_pointers
@@ -36,8 +37,6 @@ LEAVE_FOR_S = 1.0
 MOST_BYTES = 2_000_000
 """About the most bytes of records that one claim writes."""
 MOST_CROWD = 64
-TICK_WITHIN_MS = 3_000
-"""How far the versions of an idle cluster may lag."""
 
 
 class Claims:
@@ -107,9 +106,9 @@ class Claims:
 
     def _lags(self, claimed: Claimed, attempt: _Attempt) -> bool:
         """Whether a job has become due by this process's clock, but not by the last version of an idle cluster."""
-        if claimed.next_at is None or attempt.work is None or not 0 < claimed.next_at - claimed.now <= TICK_WITHIN_MS:
+        if claimed.next_at is None or attempt.work is None or not 0 < claimed.next_at - claimed.now <= LAG_MS:
             return False
-        return self._transactions.witness.estimate(attempt.work.anchor) >= claimed.next_at
+        return self._transactions.witness.is_due(attempt.work.anchor, claimed.next_at)
 
     async def _promote(self, queues: list[str]) -> None:
         async def promote(work: Work) -> None:

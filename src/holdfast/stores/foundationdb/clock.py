@@ -32,6 +32,8 @@ CORRECT_WITHIN_MS = 60_000
 REPORT_MS = 60_000
 """How long the report of a process counts."""
 MAX_REPORTS = 15
+LAG_MS = 3_000
+"""How far the versions of an idle cluster may lag."""
 
 _ME = f"{os.getpid():x}{time.monotonic_ns():x}"
 
@@ -87,30 +89,34 @@ class Witness:
     def __init__(self) -> None:
         self._version = 0
         self._steady = self._wall = 0
+        self._committed = 0
+        self._committed_at = -LAG_MS
 
     def saw(self, version: int) -> None:
         """Note that this version was read just now."""
         if version > self._version:
             self._version, self._steady, self._wall = version, _steady_ms(), wall_ms()
 
-    def estimate(self, anchor: Anchor) -> int:
-        """About what time it is now, by this process's own clock since it last saw a version."""
-        return anchor.now(self._version) + (0 if anchor.frozen else max(0, _steady_ms() - self._steady))
+    def made(self, version: int) -> None:
+        """Note that this version was committed just now: it does not lag."""
+        self._committed, self._committed_at = version, _steady_ms()
+
+    def is_due(self, anchor: Anchor, at: int) -> bool:
+        """Whether a time may have come, though the last version of an idle cluster is from before.
+
+        It is known for a while after a commit. Else it may be.
+        """
+        if anchor.frozen:
+            return False
+        passed = _steady_ms() - self._committed_at
+        return passed > LAG_MS or anchor.now(self._committed) + passed >= at
 
     def renewed(self, anchor: Anchor, version: int) -> Anchor:
         """The anchor at a version that was read just now."""
         at = anchor.steady(version)
-        passed = at - anchor.at
-        if self._version >= anchor.version:
-            since = (self._version - anchor.version) // VERSIONS_PER_MS
-            # The longer of both: a machine that slept has only one clock that went on.
-            elapsed = since + max(_steady_ms() - self._steady, wall_ms() - self._wall)
-            jumped = passed - elapsed > JUMP_MS
-        else:
-            elapsed = wall_ms() - anchor.wall
-            jumped = passed - elapsed > UNSEEN_JUMP_MS
-        if jumped:
-            at = anchor.at + max(0, elapsed)
+        elapsed = self._elapsed(anchor, at - anchor.at)
+        if elapsed is not None:
+            at = anchor.at + elapsed
         wall = wall_ms()
         reports = {who: one for who, one in anchor.reports.items() if who != _ME and one[0] > at - REPORT_MS}
         while len(reports) >= MAX_REPORTS:
@@ -119,6 +125,21 @@ class Witness:
         behind = median(ahead for _, ahead in reports.values())
         rate = int(max(-SLEW, min(SLEW, behind * 1_000_000 / CORRECT_WITHIN_MS)))
         return replace(anchor, version=version, at=at, wall=wall, rate=rate, reports=reports)
+
+    def _elapsed(self, anchor: Anchor, passed: int) -> int | None:
+        """How long it is since the anchor, if its versions have jumped further; None if they have not."""
+        if self._version:
+            # The longer of both: a machine that slept has only one clock that went on. What was seen before the anchor
+            # is too long, never too short.
+            own = max(_steady_ms() - self._steady, wall_ms() - self._wall)
+            own += max(0, self._version - anchor.version) // VERSIONS_PER_MS
+            if passed - own > JUMP_MS:
+                return max(0, own)
+        by_walls = wall_ms() - anchor.wall
+        # A wall clock that is behind that of the last process shows nothing, if this one has seen time pass.
+        if passed - by_walls > UNSEEN_JUMP_MS and (by_walls >= 0 or not self._version):
+            return max(0, by_walls)
+        return None
 
 
 def _steady_ms() -> int:

@@ -116,7 +116,7 @@ class FdbStore:
         if self._opened is not None:
             return
         address, common = self._address, self.options
-        database = self._given or await open_database(address)
+        database = await open_database(address) if self._given is None else self._given
         rules = Rules(common.retention, common.all_events, common.keep_events)
         opened = Transactions(database, Keyspace(address.prefix), rules, address.place)
         await opened.create(frozen=common.test_clock == "frozen")
@@ -136,7 +136,7 @@ class FdbStore:
     @asynccontextmanager
     async def own_transaction(self) -> AsyncGenerator[Transaction]:
         """A transaction on the cluster of this store, to join: it commits at the end, unless there was an exception."""
-        database = self._given or await open_database(self._address)
+        database = await open_database(self._address) if self._given is None else self._given
         transaction = database.transaction()
         yield transaction
         await transaction.commit()

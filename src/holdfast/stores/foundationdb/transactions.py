@@ -193,6 +193,9 @@ class Transactions:
                     raise StoreUnavailable("the store has been erased; open it again")
                 await body(transaction, clock.decode(raw), version)
                 await transaction.commit()
+                self.witness.saw(version)
+                if (made := transaction.committed_version()) > 0:
+                    self.witness.made(made)
                 return
             except FdbError as error:
                 await self._again(transaction, error)
