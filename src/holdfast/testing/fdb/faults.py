@@ -28,7 +28,7 @@ class Faults:
     """Getting a read version fails with a throttle or a full proxy."""
 
     slow: int = 0
-    """Up to so many other turns of the event loop pass in each wait."""
+    """The most turns of the event loop that pass in each wait."""
 
     unavailable: float = 0.0
     """With a read version or a commit the database stops answering for some dozens of turns."""
@@ -54,4 +54,4 @@ SOME = Faults(
     spurious_watch=0.05,
     shared_version=0.3,
 )
-"""A bad day: every fault, none so often that work stops."""
+"""A bad day: every fault, and work still gets done."""

@@ -44,11 +44,14 @@ class SharedFuture(Generic[T]):
         self.set_exception(FdbError(TRANSACTION_CANCELLED))
 
     def _set(self, done: Callable[[], T]) -> None:
+        none: list[
+            asyncio.Future[None]
+        ] = []  # Made here: what allocates may collect, and the lock is to be held briefly.
         with self._lock:
             if self._done is not None:
                 return
             self._done = done
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting = self._waiting, none
         self.when_done()
         for future in waiting:
             with contextlib.suppress(RuntimeError):  # Its event loop is closed.
@@ -58,17 +61,17 @@ class SharedFuture(Generic[T]):
         return self._wait().__await__()
 
     async def _wait(self) -> T:
-        future: asyncio.Future[None] | None = None
+        future = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._done is None:
-                future = asyncio.get_running_loop().create_future()
                 self._waiting.append(future)
-        if future is not None:
-            try:
-                await future
-            finally:
-                with self._lock, contextlib.suppress(ValueError):
-                    self._waiting.remove(future)
+            else:
+                future.set_result(None)
+        try:
+            await future
+        finally:
+            with contextlib.suppress(ValueError), self._lock:
+                self._waiting.remove(future)
         done = self._done
         assert done is not None
         return done()

@@ -166,7 +166,7 @@ class SimulatedTransaction(Writing):
                 if len(pairs) == limit:
                     break
         if not snapshot:
-            if limit and len(pairs) == limit:  # What lies behind the last key makes no difference.
+            if limit and len(pairs) == limit:  # What is behind the last key makes no difference.
                 last = pairs[-1][0]
                 begin, end = (last, end) if reverse else (begin, after(last))
             self._note_read_range(begin, end)

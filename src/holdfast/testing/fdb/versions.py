@@ -66,7 +66,7 @@ class Versions:
         self._left.append(version)
 
     def trim(self, oldest: int) -> None:
-        """Forget what no reader asks for any more, and what is older than `oldest` for everybody."""
+        """Forget what no reader asks for any more. No reader may ask for what is older than `oldest`."""
         while self._left:
             version = self._left.popleft()
             self._readers[version] -= 1

@@ -69,7 +69,7 @@ class Watches:
         return [key for key in dict.fromkeys(keys) if key in self._armed] if self._armed else []
 
     def _ended(self, watch: SimulatedWatch) -> None:
-        with self._lock:  # A watch may be cancelled by anybody.
+        with self._lock:  # A watch may be cancelled in any thread.
             self._open -= 1
             armed = self._armed.get(watch.key, [])
             if watch in armed:

@@ -16,7 +16,7 @@ MUTATION_BYTES = 28
 RANGE_BYTES = 24
 
 
-class Entry:
+class KeyWrites:
     """The writes of one key. With `cleared`, they begin at no value, whatever the database has."""
 
     __slots__ = ("cleared", "operations", "unreadable")
@@ -59,7 +59,7 @@ class Writes:
     """The writes of a transaction by key, its cleared ranges and its write conflicts."""
 
     def __init__(self) -> None:
-        self.entries: dict[bytes, Entry] = {}
+        self.entries: dict[bytes, KeyWrites] = {}
         self.keys: list[bytes] = []
         self.cleared = RangeSet()
         self.unreadable = RangeSet()
@@ -77,7 +77,7 @@ class Writes:
         entry = self.entries.get(key)
         if entry is None:
             unreadable = bool(self.unreadable) and key in self.unreadable
-            entry = Entry(cleared=bool(self.cleared) and key in self.cleared, unreadable=unreadable)
+            entry = KeyWrites(cleared=bool(self.cleared) and key in self.cleared, unreadable=unreadable)
             self.entries[key] = entry
             insort(self.keys, key)
         entry.push(kind, operand)

@@ -15,7 +15,7 @@ async def test_two_simulations_answer_the_same(seed: int):
     await compare(SimulatedDatabase(seed=1, frozen=True), other, seed)
 
 
-async def test_a_database_without_conflicts_is_told_apart():
+async def test_a_database_without_conflicts_is_found():
     other = SimulatedDatabase(frozen=True)
     other._data.conflicts = lambda *_: False
     with pytest.raises(AssertionError):

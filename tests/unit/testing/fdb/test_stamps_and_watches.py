@@ -172,7 +172,7 @@ async def test_a_watch_fails_with_its_transaction():
     assert len(db.watches) == 0
 
 
-async def test_there_are_only_so_many_watches():
+async def test_there_is_a_limit_to_watches():
     db = database()
     transaction = db.transaction()
     watches = [transaction.watch(b"a") for _ in range(MAX_WATCHES)]
