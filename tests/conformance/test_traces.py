@@ -19,6 +19,7 @@ from holdfast.stores.file import changes, claims, transaction
 from holdfast.stores.file.sql import SQL
 from holdfast.testing.conformance.expect import Broken
 from holdfast.testing.conformance.spaces import Spaces
+from holdfast.testing.fdb import NONE, SOME, drop_simulation, open_simulation
 from holdfast.testing.servers import ValkeyCluster
 from holdfast.testing.traces import MAKERS, VARIANTS, Difference, History, check_trace, draw, open_pair
 from holdfast.testing.traces.steps import WEIGHTS
@@ -70,6 +71,16 @@ async def test_the_file_store_never_differs_from_the_memory_store(url, first):
 async def test_the_redis_store_never_differs_from_the_memory_store(valkey, first):
     for seed in range(first, first + BLOCK):
         await check_trace(valkey.url(), seed, STEPS)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+async def test_the_foundationdb_store_never_differs_from_the_memory_store(first):
+    """On a simulated cluster, with faults and without."""
+    for seed in range(first, first + BLOCK):
+        name = f"traces-{seed}"
+        open_simulation(name, seed=seed, faults=SOME if seed % 2 else NONE)
+        await check_trace(f"fdb:?simulation={name}", seed, STEPS)
+        drop_simulation(name)
 
 
 async def test_the_redis_store_never_differs_on_a_cluster():

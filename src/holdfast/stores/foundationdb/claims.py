@@ -1,7 +1,8 @@
 """Claiming jobs, and ending expired leases. [CLAIM-1 to CLAIM-5, TENANT-4, LEASE-3]
 
 A claim looks by snapshot and reads for real only the jobs that it leases: claims conflict if they lease the same job,
-and with nothing else. After a conflict, a claim begins further back, by a random number of jobs that shrinks again.
+and with nothing else. After two conflicts in a row, claims begin further back, by a random number of jobs that shrinks
+again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ LEAVE_AFTER_S = 0.05
 LEAVE_FOR_S = 1.0
 MOST_BYTES = 2_000_000
 """About the most bytes of records that one claim writes."""
-MOST_CROWD = 64
+MOST_CROWD, CALM = 64, 0.97
+"""How far a claim may begin behind the first job, in claims; and how that shrinks with each claim."""
 
 
 class Claims:
@@ -82,7 +84,7 @@ class Claims:
         repaired, ticked = 0, False
         while True:
             attempt = _Attempt(request, self._turns, self._crowd, repairs=repaired < REPAIR_LIMIT)
-            self._crowd = self._crowd * 0.9 if self._crowd > 1 else 0.0
+            self._crowd = self._crowd * CALM if self._crowd > 1 else 0.0
             claimed = await self._transactions.change(
                 attempt.run,
                 conflicted=lambda: self._conflicted(attempt),  # noqa: B023 - called in this round
@@ -102,7 +104,9 @@ class Claims:
         return claimed
 
     def _conflicted(self, attempt: _Attempt) -> None:
-        self._crowd = attempt.crowd = min(MOST_CROWD, self._crowd * 2 + 1)
+        attempt.conflicts += 1
+        if attempt.conflicts > 1 or self._crowd:  # One alone may be chance: it costs no order.
+            self._crowd = attempt.crowd = min(MOST_CROWD, self._crowd * 2 + 2)
 
     def _lags(self, claimed: Claimed, attempt: _Attempt) -> bool:
         """Whether a job has become due by this process's clock, but not by the last version of an idle cluster."""
@@ -188,6 +192,7 @@ class _Attempt:
     def __init__(self, request: ClaimRequest, turns: dict[str, Turns], crowd: float, *, repairs: bool) -> None:
         self.request = request
         self.crowd = crowd
+        self.conflicts = 0
         self.pickers: list[Picker] = []
         self.needs_repair = False
         self.needs_promotion: list[str] = []

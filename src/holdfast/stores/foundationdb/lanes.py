@@ -103,8 +103,8 @@ class Lane:
             self.is_read = True
         while not self.is_read and len(self._found) < count + skip:
             await self._read(min(READ, count + skip - len(self._found)))
-        if skip:
-            at = min(skip, max(0, len(self._found) - count))
+        if skip and self._found:
+            at = skip % len(self._found)
             self._found = self._found[at:] + self._found[:at]
 
     async def _read(self, count: int) -> None:

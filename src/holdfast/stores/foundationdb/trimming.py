@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 from holdfast.core.trimming import Excess, excess
 from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS
 from holdfast.stores.foundationdb import entries
+from holdfast.stores.foundationdb.database import Transaction
 from holdfast.stores.foundationdb.entries import Entry
 from holdfast.stores.foundationdb.keyspace import NEWS_PARTS, STAMP_BYTES, after, span, unpack
 from holdfast.stores.foundationdb.log import last_cut, last_of
@@ -31,7 +33,7 @@ async def trim(transactions: Transactions) -> tuple[int, bool]:
     """Trim the log. Returns how many events were removed, and whether there is more to trim."""
     gone, parts = 0, 0
     while parts < PARTS:
-        removed = await transactions.change(lambda work: _Pass(work).drop_old())
+        removed = await _change(transactions, lambda trimming: trimming.drop_old())
         gone += removed
         parts += 1
         if not removed:
@@ -40,12 +42,27 @@ async def trim(transactions: Transactions) -> tuple[int, bool]:
     for tenant, one in surplus.items():
         while parts < PARTS:
             parts += 1
-            removed = await transactions.change(lambda work: _Pass(work).drop_excess(tenant, one))  # noqa: B023
+            removed = await _change(transactions, lambda trimming: trimming.drop_excess(tenant, one))  # noqa: B023
             gone += removed
             if not removed:
                 break
             one.soft, one.hard = one.soft - removed, one.hard - removed
     return gone, parts >= PARTS
+
+
+async def _change(transactions: Transactions, step: Callable[[_Pass], Awaitable[int]]) -> int:
+    """Trim in one transaction. Returns how many events were removed."""
+
+    async def body(work: Work) -> tuple[int, int]:
+        trimming = _Pass(work)
+        return await step(trimming), trimming.gone_before
+
+    async def was_made(transaction: Transaction, answer: tuple[int, int]) -> bool:
+        gone = number(await transaction.get(transactions.keys.meta_of("gone")))
+        return bool(answer[0]) and gone >= sum(answer)
+
+    removed, _ = await transactions.change(body, was_made=was_made)
+    return removed
 
 
 async def _surplus(work: Work) -> dict[str, Excess]:
@@ -68,6 +85,8 @@ class _Pass:
 
     def __init__(self, work: Work) -> None:
         self._work = work
+        self.gone_before = 0
+        """How many events had been trimmed before."""
         self._cuts: dict[str, bytes] = {}
         self._gone: Counter[str] = Counter()
 
@@ -139,7 +158,7 @@ class _Pass:
 
     async def _lock(self) -> None:
         """Conflict with every other transaction that trims."""
-        await self._work.tr.get(self._work.keys.meta_of("gone"))
+        self.gone_before = number(await self._work.tr.get(self._work.keys.meta_of("gone")))
 
     async def _finish(self) -> int:
         """Write the counts, and how far the log of all tenants and of each is trimmed."""

@@ -68,8 +68,11 @@ async def prune(transactions: Transactions, limit: int, *, blobs: bool) -> Prune
     place: bytes | None = b""
     while place is not None and jobs < limit:
         wanted, begin = min(PART, limit - jobs), place
-        forgotten, place = await transactions.change(lambda work: _forget(work, wanted, begin))  # noqa: B023
-        jobs += forgotten
+        forgotten, place = await transactions.change(
+            lambda work: _forget(work, wanted, begin),  # noqa: B023 - awaited at once
+            was_made=partial(_has_forgotten, transactions.keys),
+        )
+        jobs += len(forgotten)
     for drop in (_drop_keys, _drop_workers):
         while await transactions.change(drop) == PART:
             pass
@@ -82,8 +85,8 @@ async def prune(transactions: Transactions, limit: int, *, blobs: bool) -> Prune
     return Pruned(jobs, trimmed, names, place is not None or cut or len(names) == limit)
 
 
-async def _forget(work: Work, limit: int, place: bytes) -> tuple[int, bytes | None]:
-    """Forget up to `limit` jobs. Returns how many, and from which mark on there may be more."""
+async def _forget(work: Work, limit: int, place: bytes) -> tuple[list[JobKey], bytes | None]:
+    """Forget up to `limit` jobs. Returns which, and from which mark on there may be more."""
     keys, tr = work.keys, work.tr
     prefix = keys.retentions
     begin, end = span(prefix)[0], prefix + pack(work.now // BUCKET_MS + 1)
@@ -110,7 +113,12 @@ async def _forget(work: Work, limit: int, place: bytes) -> tuple[int, bytes | No
         job = work.any(key)
         if job is not None and work.find(key) is None:
             work.forget(job)
-    return len(going), following
+    return going, following
+
+
+async def _has_forgotten(keys: Keyspace, transaction: Transaction, answer: tuple[list[JobKey], bytes | None]) -> bool:
+    """Whether these jobs were forgotten."""
+    return bool(answer[0]) and await transaction.get(keys.job(answer[0][0])) is None
 
 
 async def _drop_keys(work: Work) -> int:
