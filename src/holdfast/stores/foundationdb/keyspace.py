@@ -11,6 +11,7 @@ All keys begin with the prefix of the store. Those of one tenant come together, 
     ("t", tenant, "k", queue, type, key)                    idempotency keys
     ("t", tenant, "n", queue)                               the number of the queue's jobs
     ("t", tenant, "c", queue, state)                        ... and of those in one state; 0: waiting
+    ("t", tenant, "d", queue, shift, state, bucket)         ... of those due later, by visible_at >> shift
     ("t", tenant, "u", name)                                what the tenant keeps
     ("t", tenant, "a", queue)                               whether the queue has a pointer in its turns
     ("t", tenant, "o", queue)                               when its earliest job comes due, if it has only later ones
@@ -186,6 +187,10 @@ class Keyspace:
     def lane_counts(self, tenant: str, queue: str) -> bytes:
         """Followed by a state; 0: waiting."""
         return _lane(self.root, "c", tenant, queue)
+
+    def later_counts(self, tenant: str, queue: str) -> bytes:
+        """Followed by (shift, state, visible_at >> shift)."""
+        return _lane(self.root, "d", tenant, queue)
 
     def kept(self, tenant: str, name: str) -> bytes:
         """What a tenant keeps: waiting, bytes, keys."""

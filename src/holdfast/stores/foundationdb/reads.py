@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 
 import msgspec
 
@@ -17,13 +17,14 @@ from holdfast.paging import name_cursor, name_page, tenant_cursor
 from holdfast.store import PurgePage, QueuePage, QueueStats, TenantPage, WorkerInfo, WorkerPage
 from holdfast.stores.foundationdb import records
 from holdfast.stores.foundationdb.keyspace import after, pack, span, unpack
-from holdfast.stores.foundationdb.lanes import Lane
+from holdfast.stores.foundationdb.lanes import Lane, heads
 from holdfast.stores.foundationdb.records import number
 from holdfast.stores.foundationdb.settings import unpack_settings
 from holdfast.stores.foundationdb.unit_of_work import Work
 
 READ = 1_000
 """The most keys that one read returns."""
+_LATER = (JobState.SCHEDULED, JobState.RETRYING)
 _ENDED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
 
 _encode_worker = msgspec.msgpack.Encoder().encode
@@ -116,26 +117,24 @@ async def _stats(work: Work, tenant: str, queue: str) -> QueueStats:
 
 
 async def _waiting(work: Work, tenant: str, queue: str) -> tuple[dict[int, int], int | None]:
-    """The jobs that are not due yet, by their state, and since when the oldest visible one has waited."""
-    prefix = work.keys.waiting(tenant, queue)
-    later: dict[int, int] = {}
-    oldest: int | None = None
-    for rank in range(10):
-        begin, end = span(prefix + pack(rank))
-        first = await work.tr.get_range(begin, end, limit=1, snapshot=True)
-        if not first:
-            continue
-        visible_at = unpack(first[0][0], len(prefix))[1]
-        if visible_at <= work.now:
-            oldest = visible_at if oldest is None else min(oldest, visible_at)
-        begin = prefix + pack(rank, work.now + 1)
-        while rows := await work.tr.get_range(begin, end, limit=READ, snapshot=True):
-            for _, value in rows:
-                later[value[0]] = later.get(value[0], 0) + 1
-            if len(rows) < READ:
-                break
-            begin = after(rows[-1][0])
-    return later, oldest
+    """The number of jobs that are not due yet, by state, and since when the oldest visible one has waited."""
+    first = await asyncio.gather(*(_later(work, tenant, queue, state) for state in _LATER))
+    times = [at for _, at in await heads(work, tenant, queue, snapshot=True) if at <= work.now]
+    later = {codes.STATE_CODES[state]: count for state, count in zip(_LATER, first, strict=True)}
+    return later, min(times, default=None)
+
+
+async def _later(work: Work, tenant: str, queue: str, state: JobState) -> int:
+    """How many jobs of a state are not due yet: the rest of this second by milliseconds, then by larger steps."""
+    prefix, code, now = work.keys.later_counts(tenant, queue), codes.STATE_CODES[state], work.now
+    reads: list[Awaitable[list[tuple[bytes, bytes]]]] = []
+    end = span(prefix + pack(records.LATER_SHIFTS[0], code))[1]
+    for shift, finer in zip(records.LATER_SHIFTS, (*records.LATER_SHIFTS[1:], None), strict=True):
+        begin = prefix + pack(shift, code, (now >> shift) + 1)
+        reads.append(work.tr.get_range(begin, end, snapshot=True))
+        if finer is not None:
+            end = prefix + pack(finer, code, ((now >> shift) + 1) << (shift - finer))
+    return sum(number(value) for rows in await asyncio.gather(*reads) for _, value in rows)
 
 
 async def _expired(work: Work, tenant: str, queue: str) -> dict[int, int]:

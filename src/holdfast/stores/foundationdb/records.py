@@ -19,6 +19,8 @@ PIECE = 90_000
 """The most bytes of one value. FoundationDB takes 100,000."""
 ELSEWHERE = bytes(bytearray(b"(in pieces)"))
 """Placeholder for a payload that was not read with its record; compared by identity."""
+LATER_SHIFTS = (30, 20, 10, 0)
+"""Jobs that come due later are counted by their time in steps of 12 days, 17 minutes, a second and a millisecond."""
 WAITING_COUNT = 0
 """The number of waiting jobs, among the counts by state."""
 
@@ -106,6 +108,9 @@ def counted(keys: Keyspace, job: Job, apart: int | None) -> dict[bytes, int]:
     }
     if waits:
         counts[keys.kept(tenant, "waiting")] = 1
+    if waits and job.state is not JobState.READY:
+        later, code = keys.later_counts(tenant, queue), STATE_CODES[job.state]
+        counts |= {later + pack(shift, code, job.visible_at >> shift): 1 for shift in LATER_SHIFTS}
     return counts
 
 
