@@ -24,6 +24,7 @@ TEXT = {".css", ".html", ".js", ".lua", ".md", ".py", ".pyi", ".sh", ".sql", ".t
 
 AREAS = {
     "postgres": (f"{STORES}/postgres/", "docs/howto/postgres.md", r"docs/adr/00(07|08|09|10|13|23)"),
+    "foundationdb": (f"{STORES}/foundationdb/", "docs/howto/foundationdb.md", "docs/adr/0031"),
     "redis": (f"{STORES}/redis/", "docs/howto/redis.md", r"docs/adr/00(06|22)"),
     "filemem": (f"{STORES}/(file|memory)", "src/holdfast/tables/", "examples/", r"docs/adr/00(03|15)"),
     "service": (

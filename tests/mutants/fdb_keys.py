@@ -18,7 +18,7 @@ def future_jobs_hide_ready_ones(bug: Bug) -> None:
         await original(lane, count)
         lane.is_read = lane.is_read or lane.next_due is not None
 
-    bug.around(bug.fdb("lanes").Lane, "_read", read)
+    bug.around(bug.fdb("lanes").LaneJobs, "_read", read)
 
 
 @mutant("CLAIM-5", stores=FDB)
@@ -28,7 +28,7 @@ def claims_ignore_a_pause(bug: Bug) -> None:
     def init(original: Planted, lane: Any, *args: Any, **_: Any) -> None:
         original(lane, *args, paused=False)
 
-    bug.around(bug.fdb("lanes").Lane, "__init__", init)
+    bug.around(bug.fdb("lanes").LaneJobs, "__init__", init)
 
 
 @mutant("TENANT-4", stores=FDB)
@@ -46,7 +46,7 @@ def a_turn_costs_nothing(bug: Bug) -> None:
 @mutant("TENANT-5", stores=FDB)
 def a_batch_counts_once_for_a_quota(bug: Bug) -> None:
     """The jobs of one call are judged by the number that waited before it."""
-    bug.around(bug.fdb("changes")._Quotas, "count", lambda *_: None)
+    bug.around(bug.fdb("changes")._QuotaCounts, "count", lambda *_: None)
 
 
 @mutant("LEASE-3", "LEASE-2", stores=FDB)

@@ -137,6 +137,7 @@ OTHER_THINGS = {
     SOURCES / "service" / "keys.py": {"file", "http", "https"},  # where the keys for tokens are
     **{SOURCES / "dashboard" / name: {"https"} for name in ("access.py", "app.py", "oidc.py")},  # how a browser asks
     SOURCES / "dashboard" / "guard.py": {"http", "https"},
+    SOURCES / "testing" / "fdb" / "server.py": {"fdb"},  # the name of the driver
 }
 """Places whose URLs are not those of stores."""
 

@@ -41,7 +41,7 @@ async def test_a_recovery_ends_no_lease(cluster, machine, versions, who):
     assert await store.finish([Finish(job.key, job.token, "complete")]) == [Finished(JobState.COMPLETED)]
 
 
-async def test_a_lease_ends_in_time_although_nobody_looked(cluster, machine):
+async def test_a_lease_ends_in_time_although_no_process_looked(cluster, machine):
     """A minute in which no process used the store is no jump of versions."""
     database = cluster(frozen=True)
     store = await database.handle()

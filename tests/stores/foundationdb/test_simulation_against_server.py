@@ -21,7 +21,7 @@ def server():
 
 @pytest.fixture
 async def real(server):
-    from holdfast.stores.foundationdb.binding import open_cluster
+    from holdfast.stores.foundationdb.client import open_cluster
 
     database = await open_cluster(server.cluster_file)
     yield database

@@ -14,7 +14,7 @@ The parts:
     upkeep, trimming                settings, workers, retention, the bounds of the log
     notifications                   hints by watches
     joining                         the caller's transaction
-    database, binding               what a database has to do; the official binding
+    database, client                what a database has to do; the official binding
     address, doctor                 the store URL; the health of the deployment
 """
 

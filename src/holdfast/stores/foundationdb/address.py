@@ -65,6 +65,6 @@ async def open_database(address: FdbAddress) -> Database:
 
         # By name: the simulation is for tests, and the store does not depend on it.
         return import_module("holdfast.testing.fdb").open_simulation(address.simulation)
-    from holdfast.stores.foundationdb.binding import open_cluster
+    from holdfast.stores.foundationdb.client import open_cluster
 
     return await open_cluster(address.cluster_file)

@@ -52,7 +52,7 @@ async def enqueue(work: Work, items: Sequence[NewJob], under: Lease | None) -> l
     scopes = [dedup.scope_of(new.key.tenant, new.key.queue, new.envelope) for new in items]
     await asyncio.gather(work.load(new.key for new in items), work.load_bindings(_some(scopes)))
     await work.load(_holders(work, _some(scopes)))
-    quotas = await _Quotas.read(work, {(new.key.tenant, new.key.queue) for new in items})
+    quotas = await _QuotaCounts.read(work, {(new.key.tenant, new.key.queue) for new in items})
     numbers = work.numbers(len(items))
     answers: list[EnqueueAnswer] = []
     for new, scope, seq in zip(items, scopes, numbers, strict=True):
@@ -83,7 +83,7 @@ def _holders(work: Work, scopes: Sequence[Scope]) -> list[JobKey]:
     return [JobKey(scope[0], scope[1], binding.job_id) for scope, binding in bound if binding is not None]
 
 
-class _Quotas:
+class _QuotaCounts:
     """The quotas that bound an enqueue or a replay. Those of one tenant run one after another: a quota is exact."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _Quotas:
         self._waiting: dict[tuple[str, str | None], int] = {}
 
     @classmethod
-    async def read(cls, work: Work, lanes: set[tuple[str, str]]) -> _Quotas:
+    async def read(cls, work: Work, lanes: set[tuple[str, str]]) -> _QuotaCounts:
         quotas = cls()
         for tenant, queue in sorted(lanes):
             for scope in (queue, None):
@@ -159,7 +159,7 @@ async def extend(work: Work, items: Sequence[Extend]) -> list[ExtendAnswer]:
 
 
 async def report(work: Work, items: Sequence[Report]) -> list[ReportAnswer]:
-    """Record the progress of running jobs. [LEASE-1]"""
+    """StoredJob the progress of running jobs. [LEASE-1]"""
     await work.load(item.key for item in items)
     answers: list[ReportAnswer] = []
     for item in items:
@@ -203,11 +203,11 @@ async def replay(work: Work, keys: Sequence[JobKey], under: Lease | None) -> lis
     scopes = _some([dedup.scope_of(job.tenant, job.queue, job.envelope) for job in jobs])
     await work.load_bindings(scopes)
     await work.load(_holders(work, scopes))
-    quotas = await _Quotas.read(work, {(key.tenant, key.queue) for key in keys})
+    quotas = await _QuotaCounts.read(work, {(key.tenant, key.queue) for key in keys})
     return [_replay(work, key, quotas) for key in keys]
 
 
-def _replay(work: Work, key: JobKey, quotas: _Quotas) -> ReplayAnswer:
+def _replay(work: Work, key: JobKey, quotas: _QuotaCounts) -> ReplayAnswer:
     job = work.find(key)
     refusal = requests.check_replay(job, key, work.now)
     if job is None or refusal is not None:

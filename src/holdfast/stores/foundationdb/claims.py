@@ -25,7 +25,7 @@ from holdfast.stores.foundationdb.keyspace import pack, span
 from holdfast.stores.foundationdb.lanes import Waiting
 from holdfast.stores.foundationdb.picking import LanePicker, Picker, TurnsPicker, pick, read_pointers
 from holdfast.stores.foundationdb.transactions import TooMuch, Transactions
-from holdfast.stores.foundationdb.turns import Turns
+from holdfast.stores.foundationdb.turns import KnownTurns
 from holdfast.stores.foundationdb.unit_of_work import Work
 
 PROMOTE = 100
@@ -35,9 +35,9 @@ LEAVE = 50
 LEAVE_AFTER_S = 0.05
 """How long lanes without work keep their pointers."""
 LEAVE_FOR_S = 1.0
-MOST_BYTES = 2_000_000
+MAX_BYTES = 2_000_000
 """About the most bytes of records that one claim writes."""
-MOST_CROWD, CALM = 64, 0.97
+MAX_CROWD, CALM = 64, 0.97
 """How far a claim may begin behind the first job, in claims; and how that shrinks with each claim."""
 
 
@@ -46,7 +46,7 @@ class Claims:
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
-        self._turns: dict[str, Turns] = {}
+        self._turns: dict[str, KnownTurns] = {}
         self._crowd = 0.0
         """How far claims begin behind the first job, in claims. 0 without recent conflicts."""
         self._leaving: asyncio.Task[None] | None = None
@@ -63,7 +63,7 @@ class Claims:
         jobs: list[Job] = []
         most = request.limit
         while True:
-            part = replace(request, limit=min(most, request.limit - len(jobs)))
+            part = replace(request, limit=min(most, request.limit - len(jobs)), queues=_after(request.queues, jobs))
             try:
                 claimed = await self._claim_part(part)
             except TooMuch:
@@ -106,7 +106,7 @@ class Claims:
     def _conflicted(self, attempt: _Attempt) -> None:
         attempt.conflicts += 1
         if attempt.conflicts > 1 or self._crowd:  # One alone may be chance: it costs no order.
-            self._crowd = attempt.crowd = min(MOST_CROWD, self._crowd * 2 + 2)
+            self._crowd = attempt.crowd = min(MAX_CROWD, self._crowd * 2 + 2)
 
     def _lags(self, claimed: Claimed, attempt: _Attempt) -> bool:
         """Whether a job has become due by this process's clock, but not by the last version of an idle cluster."""
@@ -167,7 +167,7 @@ class Claims:
             for queue, turns in list(self._turns.items()):
                 await self._leave_turns(queue, turns)
 
-    async def _leave_turns(self, queue: str, turns: Turns) -> None:
+    async def _leave_turns(self, queue: str, turns: KnownTurns) -> None:
         while idle := [lane for lane in turns.outside.values() if not lane.fresh][:LEAVE]:
 
             async def leave(work: Work) -> dict[str, bool]:
@@ -186,10 +186,16 @@ class Claims:
                     turns.drop(tenant)
 
 
+def _after(queues: tuple[str, ...], jobs: list[Job]) -> tuple[str, ...]:
+    """The queues in rotation, from the one after that of the last job on."""
+    at = queues.index(jobs[-1].queue) + 1 if jobs else 0
+    return queues[at:] + queues[:at]
+
+
 class _Attempt:
     """One claim, as far as it goes without repairs."""
 
-    def __init__(self, request: ClaimRequest, turns: dict[str, Turns], crowd: float, *, repairs: bool) -> None:
+    def __init__(self, request: ClaimRequest, turns: dict[str, KnownTurns], crowd: float, *, repairs: bool) -> None:
         self.request = request
         self.crowd = crowd
         self.conflicts = 0
@@ -234,7 +240,9 @@ class _Attempt:
         skip = int(chance() * self.crowd * share)  # noqa: S311 - no secret
         if request.tenant is not None:
             return [LanePicker(work, request.tenant, queue, share, skip) for queue in self._queues]
-        return [TurnsPicker(work, self._turns.setdefault(queue, Turns()), queue, share, skip) for queue in self._queues]
+        return [
+            TurnsPicker(work, self._turns.setdefault(queue, KnownTurns()), queue, share, skip) for queue in self._queues
+        ]
 
     async def _lease(self, work: Work, picked: list[Waiting]) -> tuple[list[Job], bool]:
         await work.load(waiting.key for waiting in picked)
@@ -252,7 +260,7 @@ class _Attempt:
             jobs.append(job)
             apart = work.apart(job.key)
             size += records.weight(job, apart) - (apart or 0)
-            if size > MOST_BYTES:
+            if size > MAX_BYTES:
                 break
         await work.release_keys(jobs)
         await work.fill(jobs)

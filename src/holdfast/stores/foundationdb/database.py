@@ -53,7 +53,7 @@ NOT_APPLIED = frozenset(
 """A commit that fails with one of these was not applied, and may be tried again."""
 
 RETRYABLE = NOT_APPLIED | {COMMIT_UNKNOWN_RESULT, CLUSTER_VERSION_CHANGED}
-"""What `Transaction.on_error` takes. It raises every other error."""
+"""What `FdbTransaction.on_error` takes. It raises every other error."""
 
 MAYBE_APPLIED = frozenset(
     {
@@ -84,10 +84,10 @@ class FdbError(Exception):
         self.code = code
 
 
-class Watch(Protocol):
+class FdbWatch(Protocol):
     """Done when the key changes, or now and then without a change. Raises an FdbError if the transaction fails.
 
-    It may be awaited in any event loop, and by several tasks. Cancel one that nobody awaits any more: a database takes
+    It may be awaited in any event loop, and by several tasks. Cancel one that no task awaits any more: a database takes
     10,000 at a time.
     """
 
@@ -96,7 +96,7 @@ class Watch(Protocol):
     def cancel(self) -> None: ...
 
 
-class Transaction(Protocol):
+class FdbTransaction(Protocol):
     """One transaction: what it reads is of one moment, and what it writes is applied at another, whole or not at all.
 
     It sees its own writes, in snapshot reads too. It fails with NOT_COMMITTED if another commit has changed, since its
@@ -184,7 +184,7 @@ class Transaction(Protocol):
 
     # -- the end
 
-    def watch(self, key: bytes) -> Watch:
+    def watch(self, key: bytes) -> FdbWatch:
         """Watch a key from its value as this transaction sees it; armed by the commit, also by one without writes.
 
         It is a read of the key, with its read conflict.
@@ -221,6 +221,6 @@ class Transaction(Protocol):
 class Database(Protocol):
     """A FoundationDB database, open."""
 
-    def transaction(self) -> Transaction: ...
+    def transaction(self) -> FdbTransaction: ...
 
     async def close(self) -> None: ...

@@ -7,7 +7,7 @@ import asyncio
 from holdfast.store import Finding
 from holdfast.stores.foundationdb import clock
 from holdfast.stores.foundationdb.address import FdbAddress
-from holdfast.stores.foundationdb.keyspace import BUCKET_MS, NEWS_PARTS, pack, span
+from holdfast.stores.foundationdb.keyspace import ACTIVITY_PARTS, BUCKET_MS, pack, span
 from holdfast.stores.foundationdb.records import number
 from holdfast.stores.foundationdb.transactions import FORMAT, Transactions
 from holdfast.stores.foundationdb.unit_of_work import Work
@@ -45,7 +45,7 @@ async def findings(transactions: Transactions, address: FdbAddress) -> list[Find
 async def _look(work: Work) -> tuple[Work, int, bool, bool]:
     keys, tr = work.keys, work.tr
     deadlines, retentions = keys.deadlines, keys.retentions
-    counters = [keys.meta_of("gone"), *(keys.news_part(part) for part in range(NEWS_PARTS))]
+    counters = [keys.meta_of("gone"), *(keys.activity_part(part) for part in range(ACTIVITY_PARTS))]
     late_before, old_before = pack(max(0, work.now - LATE_MS)), pack(max(0, work.now // BUCKET_MS - 1))
     (gone, *made), late, old = await asyncio.gather(
         asyncio.gather(*(tr.get(key, snapshot=True) for key in counters)),

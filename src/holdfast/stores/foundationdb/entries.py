@@ -19,7 +19,7 @@ from holdfast.stores.foundationdb.records import PIECE
 
 START = b"\x00" * 12
 """Before all events."""
-MOST = 200
+MAX_EVENTS = 200
 """The most events of one entry."""
 NONCE_BYTES = 8
 
@@ -34,7 +34,7 @@ _Columns = tuple[
 _decode = msgpack.Decoder(_Columns).decode
 
 
-class Entry(Struct):
+class LogEntry(Struct):
     """One entry: `places` are the numbers of its events, and `columns` have one value for each, or one for all."""
 
     nonce: bytes
@@ -70,7 +70,7 @@ _AT, _KIND, _TENANT = 0, 1, 2
 def pack_events(nonce: bytes, events: list[Event], first: int) -> list[tuple[int, bytes, list[Event]]]:
     """Entries with these events: for each the number of its first event, its value, and its events."""
     found: list[tuple[int, bytes, list[Event]]] = []
-    parts = [(first + at, events[at : at + MOST]) for at in range(0, len(events), MOST)]
+    parts = [(first + at, events[at : at + MAX_EVENTS]) for at in range(0, len(events), MAX_EVENTS)]
     while parts:
         number, part = parts.pop(0)
         value = _pack(nonce, len(part), None, _columns_of(part))
@@ -97,10 +97,10 @@ def _pack(nonce: bytes, count: int, places: list[int] | None, columns: Sequence[
     return _encode((nonce, count, places, *shared))
 
 
-def unpack_entry(value: bytes, first: int) -> Entry:
+def unpack_entry(value: bytes, first: int) -> LogEntry:
     """The entry with this value, whose key has this number."""
     nonce, count, places, *columns = _decode(value)
-    return Entry(nonce, list(range(first, first + count)) if places is None else places, tuple(columns))
+    return LogEntry(nonce, list(range(first, first + count)) if places is None else places, tuple(columns))
 
 
 def nonce_of(value: bytes) -> bytes:
@@ -108,7 +108,7 @@ def nonce_of(value: bytes) -> bytes:
     return _decode(value)[0]
 
 
-def without(entry: Entry, tenant: str, count: int) -> Entry:
+def without(entry: LogEntry, tenant: str, count: int) -> LogEntry:
     """The entry without the first `count` events of a tenant."""
     left: list[int] = []
     for n, owner in enumerate(entry.tenants):
@@ -117,16 +117,16 @@ def without(entry: Entry, tenant: str, count: int) -> Entry:
         else:
             left.append(n)
     whole = (entry.column(number) for number in range(len(entry.columns)))
-    return Entry(entry.nonce, [entry.places[n] for n in left], tuple([column[n] for n in left] for column in whole))
+    return LogEntry(entry.nonce, [entry.places[n] for n in left], tuple([column[n] for n in left] for column in whole))
 
 
-def pack_entry(entry: Entry) -> bytes:
+def pack_entry(entry: LogEntry) -> bytes:
     """The value of an entry that is not empty."""
     whole = [entry.column(number) for number in range(len(entry.columns))]
     return _pack(entry.nonce, entry.count, entry.places, whole)
 
 
-def to_events(position: bytes, entry: Entry) -> list[tuple[int, Event]]:
+def to_events(position: bytes, entry: LogEntry) -> list[tuple[int, Event]]:
     """The events of the entry at a position, each with its number."""
     stem = _stem(position)
     columns = [entry.column(number) for number in range(len(entry.columns))]
@@ -144,7 +144,7 @@ def to_events(position: bytes, entry: Entry) -> list[tuple[int, Event]]:
     return found
 
 
-def to_columns(position: bytes, entry: Entry) -> EventColumns:
+def to_columns(position: bytes, entry: LogEntry) -> EventColumns:
     """The events of the entry at a position, as columns."""
     stem = _stem(position)
     at, codes, tenant, queue, id_, type_, attempt, token, worker, data, number = entry.columns

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 from holdfast.core.errors import InvalidOption
-from holdfast.stores.foundationdb.database import FdbError, Transaction
+from holdfast.stores.foundationdb.database import FdbError, FdbTransaction
 from holdfast.stores.foundationdb.transactions import Transactions
 from holdfast.stores.foundationdb.unit_of_work import Work
 
@@ -31,11 +31,11 @@ class _Joined(Struct, eq=False, weakref=True):
 _joined: WeakKeyDictionary[Any, _Joined] = WeakKeyDictionary()
 
 
-def to_transaction(connection: Any) -> Transaction:
+def to_transaction(connection: Any) -> FdbTransaction:
     """The caller's transaction, as this store uses it. Raises InvalidOption."""
     if callable(getattr(connection, "set_versionstamped_key", None)) and hasattr(connection, "on_error"):
         if type(connection).__module__.partition(".")[0] == "fdb":
-            from holdfast.stores.foundationdb.binding import joined
+            from holdfast.stores.foundationdb.client import joined
 
             return joined(connection)
         return connection

@@ -34,7 +34,7 @@ and these are of all tenants:
     ("s", tenant, queue)                    settings; queue "": of the whole tenant
     ("r", tenant, name)                     readers of the log; tenant "": of all
     ("h", worker), ("b", blob)              workers; blobs to delete
-    ("i", n)                                how many events a part of the tenants has made: watched for news
+    ("i", n)                                how many events a part of the tenants has made: watched for changes
     ("m", name)                             the clock, the format, how far the log is trimmed, and other single values
 
 A key is made and read in this file alone.
@@ -52,8 +52,8 @@ STAMP_BYTES = 12
 """Ten bytes of the commit, and two for a number within it."""
 BUCKET_MS = 1 << 20
 """The steps in which lanes are found whose retentions have ended: 17 minutes."""
-NEWS_PARTS = 8
-"""How many keys are watched for news. Writes are spread over them by tenant."""
+ACTIVITY_PARTS = 8
+"""How many keys are watched for changes. Writes are spread over them by tenant."""
 
 _TEXT, _STAMP, _ZERO, _ESCAPE = 0x02, 0x33, 0x14, 0xFF
 
@@ -244,10 +244,10 @@ class Keyspace:
     def cut_at(self, position: bytes, tenant: str) -> bytes:
         return self.cuts + bytes((_STAMP,)) + position + pack(tenant)
 
-    def news(self, tenant: str) -> bytes:
-        return self.news_part(zlib.crc32(tenant.encode()) % NEWS_PARTS)
+    def activity(self, tenant: str) -> bytes:
+        return self.activity_part(zlib.crc32(tenant.encode()) % ACTIVITY_PARTS)
 
-    def news_part(self, number: int) -> bytes:
+    def activity_part(self, number: int) -> bytes:
         return self._of("i", number)
 
     # Everything else ----------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ A lane with waiting jobs is in one of these:
     paused  it is paused, and was found so by a claim: it has no pointer
 
 Who adds a job makes the pointer, if there is none that is early enough. Who finds a lane without visible jobs takes the
-pointer away: it reads where a job could appear, so that it conflicts with whoever adds one meanwhile. Who adds a job
-and relies on a pointer reads it, so that it conflicts with whoever takes it away. Two that add jobs never conflict.
+pointer away: it reads where a job could appear, so that it conflicts with a job that is added meanwhile. Who adds a job
+and relies on a pointer reads it, so that it conflicts with its removal. Two that add jobs never conflict.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _time(raw: bytes) -> int:
     return int.from_bytes(raw, "big")
 
 
-class Lane:
+class LaneJobs:
     """The visible jobs of a lane in claim order, read a part at a time."""
 
     def __init__(self, work: Work, tenant: str, queue: str, *, paused: bool | None = None) -> None:

@@ -13,7 +13,7 @@ from holdfast.core.events import Event, Gap, Gathered
 from holdfast.extensions import LogRange
 from holdfast.store import EventPage, LogPage, Reader
 from holdfast.stores.foundationdb import entries
-from holdfast.stores.foundationdb.entries import Entry, to_offset, to_position
+from holdfast.stores.foundationdb.entries import LogEntry, to_offset, to_position
 from holdfast.stores.foundationdb.keyspace import STAMP_BYTES, pack, span, unpack
 from holdfast.stores.foundationdb.transactions import Transactions
 from holdfast.stores.foundationdb.unit_of_work import Work
@@ -21,7 +21,7 @@ from holdfast.stores.foundationdb.unit_of_work import Work
 READ = 100
 """The most entries that one read returns."""
 
-Located = tuple[bytes, Entry]
+Located = tuple[bytes, LogEntry]
 """The position of an entry's key, and the entry."""
 
 
@@ -52,7 +52,7 @@ async def events(work: Work, tenant: str | None, after: str | None, limit: int) 
     return EventPage(found, to_offset(reached), more, gaps)
 
 
-def last_of(position: bytes, entry: Entry) -> bytes:
+def last_of(position: bytes, entry: LogEntry) -> bytes:
     """The position of an entry's last event."""
     return entries.at_number(position, entry.places[-1])
 

@@ -1,4 +1,4 @@
-"""Hints: a few keys are watched, and the log tells what has changed. [CLAIM-3, RESULT-2]
+"""Hints: a few keys are watched, and the log says what has changed. [CLAIM-3, RESULT-2]
 
 Every change with an event adds to one of a few counters, and every other change that listeners must know of to one
 more. A handle that has listeners watches them all. When one changes, it reads the new entries of the log and makes a
@@ -15,13 +15,13 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event
 from holdfast.store import Hint, Listener, Signal
 from holdfast.stores.foundationdb import entries
-from holdfast.stores.foundationdb.database import FdbError, Watch
-from holdfast.stores.foundationdb.keyspace import NEWS_PARTS
+from holdfast.stores.foundationdb.database import FdbError, FdbWatch
+from holdfast.stores.foundationdb.keyspace import ACTIVITY_PARTS
 from holdfast.stores.foundationdb.log import end_of, read_entries
 from holdfast.stores.foundationdb.transactions import Transactions
 from holdfast.stores.foundationdb.unit_of_work import Work
 
-MOST_ENTRIES = 500
+MAX_ENTRIES = 500
 """With more new entries than this, one hint of each kind stands for all."""
 RETRY_S = 0.2
 LINGER_S = 5.0
@@ -42,8 +42,8 @@ class Notifications:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._position: bytes | None = None
-        """Events up to here were told. None: tell everything."""
-        self._watches: list[Watch] = []
+        """Listeners were notified of events up to here. None: notify them of everything."""
+        self._watches: list[FdbWatch] = []
 
     def listen(self, listener: Listener, hints: Collection[Hint]) -> Callable[[], None]:
         """Call `listener` in this event loop. Returns a function that stops it."""
@@ -91,10 +91,10 @@ class Notifications:
         self._watches = []
 
     async def _round(self) -> None:
-        """Watch, tell what has changed before, and wait for the next change."""
+        """Watch, notify of what has changed before, and wait for the next change."""
         signals = await self._look()
         try:
-            self._tell(signals)
+            self._notify(signals)
             await _first(self._watches)
         finally:
             self._cancel_watches()
@@ -106,13 +106,13 @@ class Notifications:
         while True:
             try:
                 work = await self._transactions.begin(transaction)
-                signals, position = await self._news(work)
-                told = await transaction.get(keys.meta_of("told"), snapshot=True)
-                watched = [*(keys.news_part(part) for part in range(NEWS_PARTS)), keys.meta_of("told")]
+                signals, position = await self._new_signals(work)
+                notified = await transaction.get(keys.meta_of("notified"), snapshot=True)
+                watched = [*(keys.activity_part(part) for part in range(ACTIVITY_PARTS)), keys.meta_of("notified")]
                 self._watches = [transaction.watch(key) for key in watched]
                 await transaction.commit()
-                if told != self._told:
-                    self._told = told
+                if notified != self._notified:
+                    self._notified = notified
                     signals += [Signal(Hint.READY), Signal(Hint.DONE)]
                 self._position = position
                 return signals
@@ -120,17 +120,17 @@ class Notifications:
                 self._cancel_watches()
                 await transaction.on_error(error)
 
-    _told: bytes | None = None
+    _notified: bytes | None = None
 
-    async def _news(self, work: Work) -> tuple[list[Signal], bytes]:
+    async def _new_signals(self, work: Work) -> tuple[list[Signal], bytes]:
         end = await end_of(work)
         position = self._position
         if position is None or position < work.trimmed:
             return [Signal(hint) for hint in Hint], end
         if position >= end:
             return [], position
-        found = await read_entries(work, position, MOST_ENTRIES)
-        if len(found) >= MOST_ENTRIES:
+        found = await read_entries(work, position, MAX_ENTRIES)
+        if len(found) >= MAX_ENTRIES:
             return [Signal(hint) for hint in Hint], end
         signals: dict[tuple[Hint, str, str, str], Signal] = {}
         for at, entry in found:
@@ -141,7 +141,7 @@ class Notifications:
         signals[Hint.EVENTS, "", "", ""] = Signal(Hint.EVENTS)
         return list(signals.values()), end
 
-    def _tell(self, signals: list[Signal]) -> None:
+    def _notify(self, signals: list[Signal]) -> None:
         for listener, hints in list(self._listeners.values()):
             for signal in signals:
                 if signal.hint in hints:
@@ -159,7 +159,7 @@ def _signals_of(event: Event) -> list[Signal]:
     return [done]
 
 
-async def _first(watches: list[Watch]) -> None:
+async def _first(watches: list[FdbWatch]) -> None:
     """Wait until one of them is done."""
     tasks = [asyncio.ensure_future(_wait(watch)) for watch in watches]
     try:
@@ -172,5 +172,5 @@ async def _first(watches: list[Watch]) -> None:
         await asyncio.wait(tasks)
 
 
-async def _wait(watch: Watch) -> None:
+async def _wait(watch: FdbWatch) -> None:
     await watch

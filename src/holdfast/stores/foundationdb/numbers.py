@@ -1,8 +1,8 @@
 """Numbers that grow: the sequence numbers of jobs, and tokens. [LEASE-5]
 
-They follow read versions, so that no key is written by everybody, and a later transaction has larger ones. Within a
-process none is given twice. Those of different processes differ in their last digit, mostly: for a job, its id and its
-last token make them unique.
+They follow read versions, so that no key is written by every transaction, and a later transaction has larger ones.
+Within a process none is given twice. Those of different processes differ in their last digit, mostly: for a job, its id
+and its last token make them unique.
 """
 
 from __future__ import annotations

@@ -14,16 +14,16 @@ from itertools import islice
 from holdfast.core import fairness
 from holdfast.core.job import ClaimRequest
 from holdfast.stores.foundationdb.keyspace import STAMP_BYTES, after, span
-from holdfast.stores.foundationdb.lanes import Lane, Waiting
+from holdfast.stores.foundationdb.lanes import LaneJobs, Waiting
 from holdfast.stores.foundationdb.settings import cost
-from holdfast.stores.foundationdb.turns import KnownLane, Turns
+from holdfast.stores.foundationdb.turns import KnownLane, KnownTurns
 from holdfast.stores.foundationdb.unit_of_work import Work
 
 POINTERS = 1_000
 """The most pointers that one read returns."""
 PROBES = 40
 """The most lanes found without work that one claim looks at again."""
-LOOKS = 200
+MAX_IDLE = 200
 """The most lanes of the turns in which one claim finds no work; the next one continues. [CLAIM-4]"""
 
 
@@ -31,7 +31,7 @@ class LanePicker:
     """The visible jobs of one lane."""
 
     def __init__(self, work: Work, tenant: str, queue: str, share: int, skip: int) -> None:
-        self.lane = Lane(work, tenant, queue)
+        self.lane = LaneJobs(work, tenant, queue)
         self._share = share
         self._skip = skip
 
@@ -59,13 +59,13 @@ class LanePicker:
 class TurnsPicker:
     """The visible jobs of one queue name, in weighted turns between the tenants. [TENANT-4]"""
 
-    def __init__(self, work: Work, turns: Turns, queue: str, share: int, skip: int) -> None:
+    def __init__(self, work: Work, turns: KnownTurns, queue: str, share: int, skip: int) -> None:
         self._work = work
         self._turns = turns
         self._queue = queue
         self._share = share
         self._skip = skip
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, LaneJobs] = {}
         self._heap: list[tuple[int, str]] = []
         self._order: list[tuple[int, str]] = []
         """The lanes inside the turns that were not looked at yet: the last is next."""
@@ -79,7 +79,7 @@ class TurnsPicker:
     def is_cut(self) -> bool:
         """Whether lanes were left out that may have work."""
         idle = sum(not lane.fresh for lane in self._turns.outside.values())
-        return idle > len(self._probed) or (len(self._resting) >= LOOKS and bool(self._order or self._heap))
+        return idle > len(self._probed) or (len(self._resting) >= MAX_IDLE and bool(self._order or self._heap))
 
     async def prepare(self) -> None:
         """Read the new pointers, and the first jobs of the lanes that come next."""
@@ -99,16 +99,16 @@ class TurnsPicker:
                 self._enter(lane, minimum)
 
     async def _fetch(self, tenants: Iterable[str], among: int) -> None:
-        """Read jobs of lanes that were not read yet. The claim's share is dealt among so many."""
+        """Read jobs of lanes that were not read yet. The claim's share is dealt among this number."""
         new = [tenant for tenant in tenants if tenant not in self._lanes]
         count = max(1, math.ceil(self._share / max(1, among)))
         for tenant in new:
-            self._lanes[tenant] = Lane(self._work, tenant, self._queue)
+            self._lanes[tenant] = LaneJobs(self._work, tenant, self._queue)
         await asyncio.gather(*(self._lanes[tenant].fetch(count, skip=self._skip) for tenant in new))
 
     async def _minimum(self) -> int:
         """The virtual time of the first lane that has work. Those before it leave the turns."""
-        while self._order and len(self._resting) < LOOKS:
+        while self._order and len(self._resting) < MAX_IDLE:
             time, tenant = self._order[-1]
             await self._fetch((tenant for _, tenant in self._order[: -1 - self._share : -1]), self._share)
             if self._lanes[tenant].at_hand:
@@ -124,7 +124,7 @@ class TurnsPicker:
 
     async def next(self) -> Waiting | None:
         """The next job."""
-        while (self._order or self._heap) and len(self._resting) < LOOKS:
+        while (self._order or self._heap) and len(self._resting) < MAX_IDLE:
             if self._order and (not self._heap or self._order[-1] < self._heap[0]):
                 time, tenant = self._order.pop()
             else:
@@ -165,7 +165,7 @@ class TurnsPicker:
                 turns.rest(lane)
 
 
-async def read_pointers(work: Work, turns: Turns, queue: str) -> None:
+async def read_pointers(work: Work, turns: KnownTurns, queue: str) -> None:
     """Read the pointers that are new since the last time."""
     prefix = work.keys.pointers(queue)
     begin, end = span(prefix)[0] if not turns.seen else after(prefix + turns.seen), prefix + b"\xff" * STAMP_BYTES

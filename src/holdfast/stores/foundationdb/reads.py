@@ -17,7 +17,7 @@ from holdfast.paging import name_cursor, name_page, tenant_cursor
 from holdfast.store import PurgePage, QueuePage, QueueStats, TenantPage, WorkerInfo, WorkerPage
 from holdfast.stores.foundationdb import records
 from holdfast.stores.foundationdb.keyspace import after, pack, span, unpack
-from holdfast.stores.foundationdb.lanes import Lane, heads
+from holdfast.stores.foundationdb.lanes import LaneJobs, heads
 from holdfast.stores.foundationdb.records import number
 from holdfast.stores.foundationdb.settings import unpack_settings
 from holdfast.stores.foundationdb.unit_of_work import Work
@@ -63,7 +63,8 @@ async def standing(work: Work, key: JobKey) -> Standing | None:
     if job.state is not JobState.READY:
         return Standing(job, work.now, paused)
     place = (records.rank_of(job), job.visible_at, job.seq, job.id)
-    lane = Lane(work, key.tenant, key.queue, paused=False)
+    lane = LaneJobs(work, key.tenant, key.queue, paused=False)
+    await lane.fetch(AHEAD_LIMIT + 1)
     ahead = 0
     while ahead <= AHEAD_LIMIT and await lane.has_visible():
         other = lane.take()
@@ -82,7 +83,7 @@ async def _others(work: Work, key: JobKey) -> int:
     )
     names = [value.decode() for _, value in active] + [unpack(name, len(later))[1] for name, _ in due]
     others = [name for name in dict.fromkeys(names) if name != key.tenant][:OTHERS_SCAN]
-    found = await asyncio.gather(*(Lane(work, name, key.queue).has_visible() for name in others))
+    found = await asyncio.gather(*(LaneJobs(work, name, key.queue).has_visible() for name in others))
     return min(sum(found), OTHERS_LIMIT + 1)
 
 
@@ -160,7 +161,7 @@ async def queue_page(work: Work, tenant: str, cursor: str | None, limit: int) ->
 
 
 async def _names(work: Work, prefix: bytes, place: str, limit: int) -> list[str]:
-    """The names behind a prefix, after a place: one more than the limit, if there are so many."""
+    """The names behind a prefix, after a place: one more than the limit, if there are more."""
     begin, end = span(prefix)
     if place:
         begin = prefix + pack(place) + b"\xff"

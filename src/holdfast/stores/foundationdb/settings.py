@@ -1,4 +1,4 @@
-"""Weights and quotas that operators set, cached until somebody sets one. [TENANT-4, TENANT-5]"""
+"""Weights and quotas that operators set, cached until one is set. [TENANT-4, TENANT-5]"""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ MAX_CACHED = 20_000
 _encode = msgpack.Encoder().encode
 
 
-class _Row(Struct, array_like=True):
+class _SettingsRow(Struct, array_like=True):
     weight: float | None
     max_waiting: int | None
     budgets: Budgets | None
 
 
-_decode = msgpack.Decoder(_Row).decode
+_decode = msgpack.Decoder(_SettingsRow).decode
 
 
 def pack_settings(settings: TenantSettings) -> bytes:
     """Settings as a value; their queue is in the key."""
-    return _encode(_Row(settings.weight, settings.max_waiting, settings.budgets))
+    return _encode(_SettingsRow(settings.weight, settings.max_waiting, settings.budgets))
 
 
 def unpack_settings(queue: str, raw: bytes) -> TenantSettings:

@@ -60,7 +60,7 @@ from holdfast.store import (
 from holdfast.stores.foundationdb import changes, doctor, joining, listing, log, reads, upkeep
 from holdfast.stores.foundationdb.address import FdbAddress, open_database
 from holdfast.stores.foundationdb.claims import Claims
-from holdfast.stores.foundationdb.database import Database, Transaction
+from holdfast.stores.foundationdb.database import Database, FdbTransaction
 from holdfast.stores.foundationdb.keyspace import Keyspace
 from holdfast.stores.foundationdb.notifications import Notifications
 from holdfast.stores.foundationdb.transactions import TooMuch, Transactions
@@ -134,7 +134,7 @@ class FdbStore:
                 await opened.database.close()
 
     @asynccontextmanager
-    async def own_transaction(self) -> AsyncGenerator[Transaction]:
+    async def own_transaction(self) -> AsyncGenerator[FdbTransaction]:
         """A transaction on the cluster of this store, to join: it commits at the end, unless there was an exception."""
         database = await open_database(self._address) if self._given is None else self._given
         transaction = database.transaction()
@@ -299,7 +299,7 @@ class FdbStore:
         await self._transactions.change(lambda work: log.set_reader(work, reader))
 
     async def drop_reader(self, tenant: str | None, name: str) -> bool:
-        async def was_dropped(transaction: Transaction, was_there: bool) -> bool:  # noqa: FBT001 - the answer
+        async def was_dropped(transaction: FdbTransaction, was_there: bool) -> bool:  # noqa: FBT001 - the answer
             return was_there and await transaction.get(transactions.keys.reader(tenant or "", name)) is None
 
         transactions = self._transactions

@@ -1,8 +1,8 @@
 """How transactions run: at an instant of the store clock, again after a conflict, and once if their end is unknown.
 
 A commit whose outcome is unknown is looked for in the log: each transaction that makes events writes a nonce of its own
-there. If the nonce is there, the answer stands; if it is not, nothing was changed and the transaction runs again. So no
-claim is made twice. Transactions without events may run twice: they set values.
+there. If the nonce is there, the answer is right; if it is not, nothing was changed and the transaction runs again. So
+no claim is made twice. Transactions without events may run twice: they set values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holdfast.stores.foundationdb.database import (
     TRANSACTION_TOO_OLD,
     Database,
     FdbError,
-    Transaction,
+    FdbTransaction,
 )
 from holdfast.stores.foundationdb.keyspace import Keyspace, span
 from holdfast.stores.foundationdb.records import number
@@ -73,7 +73,7 @@ class Transactions:
         body: Body[T],
         *,
         conflicted: Callable[[], None] | None = None,
-        was_made: Callable[[Transaction, T], Awaitable[bool]] | None = None,
+        was_made: Callable[[FdbTransaction, T], Awaitable[bool]] | None = None,
         give_up_s: float = GIVE_UP_S,
         can_split: bool = False,
     ) -> T:
@@ -129,7 +129,7 @@ class Transactions:
             except TooMuch:
                 count = max(1, count // 2)
 
-    async def begin(self, transaction: Transaction, nonce: bytes = b"", *, joined: bool = False) -> Work:
+    async def begin(self, transaction: FdbTransaction, nonce: bytes = b"", *, joined: bool = False) -> Work:
         """What a transaction knows at its beginning: its version, the time, the settings' version."""
         while True:
             version, rows = await asyncio.gather(
@@ -151,9 +151,9 @@ class Transactions:
     # The clock --------------------------------------------------------------------------------------------------------
 
     async def _renew(self) -> None:
-        """Renew the anchor of the clock, unless somebody else does."""
+        """Renew the anchor of the clock, unless another process does."""
 
-        async def renew(transaction: Transaction, anchor: Anchor, version: int) -> None:
+        async def renew(transaction: FdbTransaction, anchor: Anchor, version: int) -> None:
             if anchor.is_old(version):
                 self.set_anchor(transaction, self.witness.renewed(anchor, version))
 
@@ -162,7 +162,7 @@ class Transactions:
     async def tick(self) -> None:
         """Commit something, so that versions advance on a cluster where nothing else happens."""
 
-        async def move(transaction: Transaction, anchor: Anchor, version: int) -> None:
+        async def move(transaction: FdbTransaction, anchor: Anchor, version: int) -> None:
             if not anchor.frozen:
                 self.set_anchor(transaction, self.witness.renewed(anchor, version))
 
@@ -172,17 +172,17 @@ class Transactions:
         """Move the clock, for tests."""
         wanted: list[int] = []
 
-        async def move(transaction: Transaction, anchor: Anchor, _: int) -> None:
+        async def move(transaction: FdbTransaction, anchor: Anchor, _: int) -> None:
             if wanted and anchor.shift == wanted[-1]:
                 return  # The outcome of the first try was unknown: it was made.
             wanted.append(anchor.shift + ms)
             self.set_anchor(transaction, replace(anchor, shift=anchor.shift + ms))
-            self.tell_all(transaction)
+            self.notify_all(transaction)
 
         await self.change_anchor(move)
 
-    async def change_anchor(self, body: Callable[[Transaction, Anchor, int], Awaitable[None]]) -> None:
-        """Read the anchor and change it. After a conflict somebody else has changed it: it is read again."""
+    async def change_anchor(self, body: Callable[[FdbTransaction, Anchor, int], Awaitable[None]]) -> None:
+        """Read the anchor and change it. After a conflict another process has changed it: it is read again."""
         transaction = self.database.transaction()
         while True:
             try:
@@ -200,12 +200,12 @@ class Transactions:
             except FdbError as error:
                 await self._again(transaction, error)
 
-    def set_anchor(self, transaction: Transaction, anchor: Anchor) -> None:
+    def set_anchor(self, transaction: FdbTransaction, anchor: Anchor) -> None:
         transaction.set(self.keys.meta_of("clock"), clock.encode(anchor))
 
-    def tell_all(self, transaction: Transaction) -> None:
+    def notify_all(self, transaction: FdbTransaction) -> None:
         """Notify all listeners of a change without an event."""
-        transaction.add(self.keys.meta_of("told"), 1)
+        transaction.add(self.keys.meta_of("notified"), 1)
 
     # Creating ---------------------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Transactions:
             except FdbError as error:
                 await self._again(transaction, error)
 
-    async def _create(self, transaction: Transaction, *, frozen: bool) -> None:
+    async def _create(self, transaction: FdbTransaction, *, frozen: bool) -> None:
         keys = self.keys
         made, raw, version, first = await asyncio.gather(
             transaction.get(keys.meta_of("format")),
@@ -267,7 +267,7 @@ class Transactions:
                 return False
             begin = rows[-1][0] + b"\x00"
 
-    async def _ask(self, was_made: Callable[[Transaction, T], Awaitable[bool]], answer: T) -> bool:
+    async def _ask(self, was_made: Callable[[FdbTransaction, T], Awaitable[bool]], answer: T) -> bool:
         transaction = self.database.transaction()
         while True:
             try:
@@ -275,7 +275,7 @@ class Transactions:
             except FdbError as failed:
                 await self._again(transaction, failed)
 
-    async def _again(self, transaction: Transaction, error: FdbError) -> None:
+    async def _again(self, transaction: FdbTransaction, error: FdbError) -> None:
         """Get ready to run again, or raise what the caller should know."""
         if error.code not in RETRYABLE:
             raise self._translate(error) from error

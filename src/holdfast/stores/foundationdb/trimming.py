@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from holdfast.core.trimming import Excess, excess
 from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS
 from holdfast.stores.foundationdb import entries
-from holdfast.stores.foundationdb.database import Transaction
-from holdfast.stores.foundationdb.entries import Entry
-from holdfast.stores.foundationdb.keyspace import NEWS_PARTS, STAMP_BYTES, after, span, unpack
+from holdfast.stores.foundationdb.database import FdbTransaction
+from holdfast.stores.foundationdb.entries import LogEntry
+from holdfast.stores.foundationdb.keyspace import ACTIVITY_PARTS, STAMP_BYTES, after, span, unpack
 from holdfast.stores.foundationdb.log import last_cut, last_of
 from holdfast.stores.foundationdb.records import number
 from holdfast.stores.foundationdb.transactions import Transactions
@@ -57,7 +57,7 @@ async def _change(transactions: Transactions, step: Callable[[_Pass], Awaitable[
         trimming = _Pass(work)
         return await step(trimming), trimming.gone_before
 
-    async def was_made(transaction: Transaction, answer: tuple[int, int]) -> bool:
+    async def was_made(transaction: FdbTransaction, answer: tuple[int, int]) -> bool:
         gone = number(await transaction.get(transactions.keys.meta_of("gone")))
         return bool(answer[0]) and gone >= sum(answer)
 
@@ -68,7 +68,7 @@ async def _change(transactions: Transactions, step: Callable[[_Pass], Awaitable[
 async def _surplus(work: Work) -> dict[str, Excess]:
     """The tenants with more events than their share."""
     keys, tr = work.keys, work.tr
-    made = await asyncio.gather(*(tr.get(keys.news_part(part), snapshot=True) for part in range(NEWS_PARTS)))
+    made = await asyncio.gather(*(tr.get(keys.activity_part(part), snapshot=True) for part in range(ACTIVITY_PARTS)))
     gone = number(await tr.get(keys.meta_of("gone"), snapshot=True))
     if sum(map(number, made)) - gone <= work.rules.keep_events:
         return {}
@@ -109,7 +109,7 @@ class _Pass:
                 self._drop(tenant, position, last, count)
         return await self._finish()
 
-    def _unpack(self, key: bytes, value: bytes) -> tuple[bytes, Entry]:
+    def _unpack(self, key: bytes, value: bytes) -> tuple[bytes, LogEntry]:
         position = key[len(self._work.keys.log) :]
         return position, entries.unpack_entry(value, entries.number_in(position))
 
@@ -140,11 +140,11 @@ class _Pass:
                 break
         return await self._finish()
 
-    async def _entry(self, position: bytes) -> Entry:
+    async def _entry(self, position: bytes) -> LogEntry:
         value = await self._work.tr.get(self._work.keys.log_at(position))
         return entries.unpack_entry(value or b"", entries.number_in(position))
 
-    def _rewrite(self, position: bytes, entry: Entry) -> None:
+    def _rewrite(self, position: bytes, entry: LogEntry) -> None:
         key = self._work.keys.log_at(position)
         if entry.count:
             self._work.set(key, entries.pack_entry(entry))

@@ -30,7 +30,7 @@ class KnownLane(Struct, eq=False):
     """Whether its pointer is new: it has work, as far as is known."""
 
 
-class Turns:
+class KnownTurns:
     """The turns of one queue name."""
 
     def __init__(self) -> None:

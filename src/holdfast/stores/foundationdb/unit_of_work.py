@@ -21,7 +21,7 @@ from holdfast.core.job import TERMINAL, WAITING, Job, JobKey
 from holdfast.core.lifecycle import Retention, forgotten
 from holdfast.stores.foundationdb import lanes, numbers, records
 from holdfast.stores.foundationdb.clock import Anchor
-from holdfast.stores.foundationdb.database import Transaction
+from holdfast.stores.foundationdb.database import FdbTransaction
 from holdfast.stores.foundationdb.entries import pack_events
 from holdfast.stores.foundationdb.keyspace import Keyspace, pack, span, stamped
 from holdfast.stores.foundationdb.records import ELSEWHERE, SMALL
@@ -56,7 +56,7 @@ class Moment(Struct, frozen=True):
     trimmed: bytes
 
 
-class Record(Struct, eq=False):
+class StoredJob(Struct, eq=False):
     """A job in a transaction, and what is stored of it."""
 
     key: JobKey
@@ -76,7 +76,7 @@ class Record(Struct, eq=False):
 class Work:
     """A transaction at an instant."""
 
-    def __init__(self, tr: Transaction, here: Here, moment: Moment, nonce: bytes) -> None:
+    def __init__(self, tr: FdbTransaction, here: Here, moment: Moment, nonce: bytes) -> None:
         self.tr = tr
         self.keys = here.keys
         self.rules = here.rules
@@ -93,7 +93,7 @@ class Work:
         """How many pointers were made in the commit."""
         self._settings = here.settings
         self._place = here.place
-        self._records: dict[JobKey, Record] = {}
+        self._records: dict[JobKey, StoredJob] = {}
         self._bindings: dict[Scope, Binding | None] = {}
         self._stored_bindings: dict[Scope, Binding | None] = {}
         self._events: list[Event] = []
@@ -103,22 +103,22 @@ class Work:
     # Jobs -------------------------------------------------------------------------------------------------------------
 
     async def load(self, keys: Iterable[JobKey], *, snapshot: bool = False) -> None:
-        """Read jobs that were not read yet. Without `snapshot`, a change of one by somebody else is a conflict."""
+        """Read jobs that were not read yet. Without `snapshot`, a change of one meanwhile is a conflict."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._records]
         found = await asyncio.gather(*(self._read(key, snapshot=snapshot) for key in missing))
         self._records.update(zip(missing, found, strict=True))
 
-    async def _read(self, key: JobKey, *, snapshot: bool) -> Record:
+    async def _read(self, key: JobKey, *, snapshot: bool) -> StoredJob:
         place = self.keys.job(key)
         raw = await self.tr.get(place, snapshot=snapshot)
         if raw is None:
-            return Record(key)
+            return StoredJob(key)
         pieces = raw[0]
         raw = raw[1:]
         if pieces:
             raw += b"".join(value for _, value in await self.tr.get_range(*span(place), snapshot=True))
         job, apart = records.unpack_job(key, raw)
-        return Record(
+        return StoredJob(
             key, job, apart, apart is not None, pieces, stored=True,
             indexes=records.indexed(self.keys, job), counts=records.counted(self.keys, job, apart),
         )  # fmt: skip
@@ -253,10 +253,10 @@ class Work:
             known[place] = None if raw is None else unpack_settings(queue, raw)
         return known[place]
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Notify the listeners of a change that has no event."""
         self._wrote = True
-        self.tr.add(self.keys.meta_of("told"), 1)
+        self.tr.add(self.keys.meta_of("notified"), 1)
 
     # Writing ----------------------------------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class Work:
                     self.tr.compare_and_clear(key, _ZERO)
         return self._wrote
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: StoredJob) -> None:
         tr, keys, job = self.tr, self.keys, record.job
         place = keys.job(record.key)
         if job is None and not record.stored:
@@ -313,7 +313,7 @@ class Work:
         record.indexes, record.counts = indexes, counts
         record.pieces, record.stored = max(0, len(pieces) - 1), bool(pieces)
 
-    def _write_payload(self, record: Record) -> None:
+    def _write_payload(self, record: StoredJob) -> None:
         place = self.keys.payload(record.key)
         if record.was_apart and (record.apart is None or record.new_payload is not None):
             self.tr.clear_range(*span(place))
@@ -356,7 +356,7 @@ class Work:
                 tr.set_versionstamped_key(stamped(keys.log_of(tenant), number), share)
                 self.count(keys.tenant_events(tenant), count)
         self.first_number += len(self._events)
-        for part, count in Counter(keys.news(event.tenant) for event in self._events).items():
+        for part, count in Counter(keys.activity(event.tenant) for event in self._events).items():
             tr.add(part, count)
         self._events = []
 

@@ -10,7 +10,7 @@ from holdfast.core.budgets import TenantSettings
 from holdfast.core.job import JobKey
 from holdfast.store import Pruned, WorkerInfo
 from holdfast.stores.foundationdb import lanes, reads, settings
-from holdfast.stores.foundationdb.database import Transaction
+from holdfast.stores.foundationdb.database import FdbTransaction
 from holdfast.stores.foundationdb.keyspace import BUCKET_MS, Keyspace, after, pack, span
 from holdfast.stores.foundationdb.transactions import Transactions
 from holdfast.stores.foundationdb.trimming import trim
@@ -30,7 +30,7 @@ async def pause(work: Work, tenant: str, queue: str, *, paused: bool) -> None:
         work.set(key, b"")
     if paused:
         return
-    work.tell()
+    work.notify()
     if was_paused:
         work.clear(key)
         if await lanes.heads(work, tenant, queue, snapshot=False):
@@ -50,7 +50,7 @@ async def set_tenant(work: Work, tenant: str, new: TenantSettings) -> None:
 
 
 async def beat(work: Work, worker: WorkerInfo, ttl_ms: int) -> None:
-    """Record that a worker is alive. A `ttl_ms` of 0 or less removes it."""
+    """StoredJob that a worker is alive. A `ttl_ms` of 0 or less removes it."""
     key = work.keys.worker(worker.worker_id)
     if ttl_ms <= 0:
         work.clear(key)
@@ -116,7 +116,9 @@ async def _forget(work: Work, limit: int, place: bytes) -> tuple[list[JobKey], b
     return going, following
 
 
-async def _has_forgotten(keys: Keyspace, transaction: Transaction, answer: tuple[list[JobKey], bytes | None]) -> bool:
+async def _has_forgotten(
+    keys: Keyspace, transaction: FdbTransaction, answer: tuple[list[JobKey], bytes | None]
+) -> bool:
     """Whether these jobs were forgotten."""
     return bool(answer[0]) and await transaction.get(keys.job(answer[0][0])) is None
 
@@ -161,6 +163,6 @@ async def _take_blobs(work: Work, limit: int) -> list[str]:
     return [work.keys.parts(key, prefix)[0] for key, _ in rows]
 
 
-async def _took_blobs(keys: Keyspace, transaction: Transaction, names: list[str]) -> bool:
+async def _took_blobs(keys: Keyspace, transaction: FdbTransaction, names: list[str]) -> bool:
     """Whether these names were taken."""
     return not names or await transaction.get(keys.blob(names[0])) is None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedTransaction(Writing):
-    """See `holdfast.stores.foundationdb.database.Transaction`."""
+    """See `holdfast.stores.foundationdb.database.FdbTransaction`."""
 
     def __init__(self, database: SimulatedDatabase) -> None:
         super().__init__()

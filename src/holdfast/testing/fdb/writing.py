@@ -20,7 +20,7 @@ from holdfast.testing.fdb.writes import MUTATION_BYTES, RANGE_BYTES, Writes
 
 
 class Writing:
-    """What a transaction notes before it commits. See `holdfast.stores.foundationdb.database.Transaction`."""
+    """What a transaction notes before it commits. See `holdfast.stores.foundationdb.database.FdbTransaction`."""
 
     def __init__(self) -> None:
         self._watches: list[SimulatedWatch] = []

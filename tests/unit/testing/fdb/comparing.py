@@ -6,7 +6,7 @@ import asyncio
 import random
 from typing import Any
 
-from holdfast.stores.foundationdb.database import Database, FdbError, Transaction
+from holdfast.stores.foundationdb.database import Database, FdbError, FdbTransaction
 from tests.unit.testing.fdb.model import Step, a_step, do
 
 SLOTS = 3
@@ -63,7 +63,7 @@ class Side:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.slots: list[Transaction] = []
+        self.slots: list[FdbTransaction] = []
         self.stamps: dict[bytes, bytes] = {}
         self.watches: dict[int, Any] = {}
 
@@ -90,7 +90,7 @@ class Side:
         except FdbError as error:
             return error.code
 
-    async def _commit(self, transaction: Transaction) -> bool:
+    async def _commit(self, transaction: FdbTransaction) -> bool:
         stamp = transaction.versionstamp()
         await transaction.commit()
         written = transaction.committed_version() != -1
