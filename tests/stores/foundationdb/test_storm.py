@@ -22,45 +22,60 @@ LEASE_MS = 30_000
 SEEDS = int(os.environ.get("HOLDFAST_STORM_SEEDS", "12"))
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-async def test_nothing_is_lost_and_nothing_is_leased_twice(cluster, seed):
-    random = Random(seed)
-    database = cluster(faults=SOME, seed=seed)
-    stores = [await database.handle(test_clock=1) for _ in range(4)]
-    keys = [JobKey(random.choice(TENANTS), QUEUE, f"job-{n}") for n in range(JOBS)]
-    open_, accepted = set(keys), []
+class Storm:
+    """What goes on at once, until all jobs are completed."""
 
-    async def produce(store, mine):
-        while mine:
-            part = [mine.pop() for _ in range(min(len(mine), random.randint(1, 4)))]
+    def __init__(self, database, seed):
+        self.database, self.random = database, Random(seed)
+        self.keys = [JobKey(self.random.choice(TENANTS), QUEUE, f"job-{n}") for n in range(JOBS)]
+        self.open = set(self.keys)
+        self.accepted = []
+
+    async def produce(self, store, keys):
+        while keys:
+            part = [keys.pop() for _ in range(min(len(keys), self.random.randint(1, 4)))]
             await store.enqueue([new(k.id, tenant=k.tenant, queue=k.queue, max_attempts=100) for k in part])
 
-    async def work(store, tenant):
-        while open_:
-            request = ClaimRequest(tenant, (QUEUE,), random.randint(1, 4), LEASE_MS, f"w-{tenant}")
-            jobs = (await store.claim(request)).jobs
-            if not jobs:
-                await asyncio.sleep(0)
-            for job in jobs:
-                outcome = random.choices(("complete", "retry", "release", ""), (6, 2, 1, 1))[0]
-                if outcome:  # Else the worker dies with the job.
-                    (answer,) = await store.finish([Finish(job.key, job.token, outcome, delay_ms=0)])
-                    if answer == Finished(JobState.COMPLETED):
-                        accepted.append(job.key)
-                        open_.discard(job.key)
+    async def work(self, store, tenant):
+        while self.open:
+            request = ClaimRequest(tenant, (QUEUE,), self.random.randint(1, 4), LEASE_MS, f"w-{tenant}")
+            for job in (await store.claim(request)).jobs:
+                await self.end(store, job)
+            await asyncio.sleep(0)
 
-    async def look_after(store):
-        while open_:
-            await store.shift_clock(random.randint(1, LEASE_MS))
-            await store.reap(100, random.random())
+    async def end(self, store, job):
+        outcome = self.random.choices(("complete", "retry", "release", ""), (6, 2, 1, 1))[0]
+        if not outcome:
+            return  # The worker dies with the job.
+        (answer,) = await store.finish([Finish(job.key, job.token, outcome, delay_ms=0)])
+        if answer == Finished(JobState.COMPLETED):
+            self.accepted.append(job.key)
+            self.open.discard(job.key)
+
+    async def look_after(self, store):
+        while self.open:
+            await store.shift_clock(self.random.randint(1, LEASE_MS))
+            await store.reap(100, self.random.random())
             await store.prune(100)
-            if random.random() < 0.1:
-                database.recover()
+            if self.random.random() < 0.1:
+                self.database.recover()
 
-    work_of = [work(stores[2], None), work(stores[3], TENANTS[0]), work(stores[1], TENANTS[1])]
-    await asyncio.gather(produce(stores[0], keys[::2]), produce(stores[1], keys[1::2]), *work_of, look_after(stores[0]))
-    assert sorted(accepted) == sorted(keys)
-    await the_log_is_possible(stores[0], keys)
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_nothing_is_lost_and_nothing_is_leased_twice(cluster, seed):
+    database = cluster(faults=SOME, seed=seed)
+    one, two, three, four = [await database.handle(test_clock=1) for _ in range(4)]
+    storm = Storm(database, seed)
+    await asyncio.gather(
+        storm.produce(one, storm.keys[::2]),
+        storm.produce(two, storm.keys[1::2]),
+        storm.work(two, TENANTS[1]),
+        storm.work(three, None),
+        storm.work(four, TENANTS[0]),
+        storm.look_after(one),
+    )
+    assert sorted(storm.accepted) == sorted(storm.keys)
+    await the_log_is_possible(one, storm.keys)
 
 
 async def the_log_is_possible(store, keys):
