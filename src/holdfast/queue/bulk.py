@@ -40,7 +40,7 @@ class BulkOptions(JobFilter, total=False):
 class BulkStep(Struct, frozen=True):
     """What one step did, or with `dry_run` would do. Call again with its `cursor` until that is None.
 
-    A step read_pages at a bounded number of jobs: it may change none and still have a cursor.
+    A step looks at a bounded number of jobs: it may change none and still have a cursor.
     """
 
     count: int
