@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     from holdfast.testing.conformance import Certificate, Row
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(conformance)
-    app.command()(doctor)
-    app.command()(version)
-
-
 def conformance(url: StoreUrl, *, json: Json = False) -> None:
     """Check whether a store keeps the contract, and print a certificate. Exits with 1 if a rule is broken.
 

@@ -42,11 +42,6 @@ if TYPE_CHECKING:
     from holdfast.service.settings import TokenSettings
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(dashboard)
-
-
 def dashboard(
     *,
     store: Store = None,

@@ -24,11 +24,6 @@ END = "end"
 _STYLES = {**STYLES, "retried": "magenta", "expired": "magenta", "claimed": "yellow", "enqueued": "cyan"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(events)
-
-
 def events(
     *,
     store: Store = None,

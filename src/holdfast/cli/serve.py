@@ -71,11 +71,6 @@ Proof = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(serve)
-
-
 def serve(
     *,
     store: Store = None,
