@@ -52,6 +52,19 @@ def name_cursor(cursor: str | None, check: Callable[[str], str] = check_queue) -
         raise InvalidOption("cursor", f"{cursor!r} is not a cursor of this list") from None
 
 
+def segment_cursor(cursor: str | None) -> tuple[int, tuple[int, ...]]:
+    """Where a list in claim order continues: in which of its orders, and after which place. Raises InvalidOption."""
+    if cursor is None:
+        return 0, ()
+    try:
+        segment, *place = (int(part) for part in cursor.split("."))
+    except ValueError:
+        raise InvalidOption("cursor", f"{cursor!r} did not come from a list") from None
+    if segment not in range(3) or any(not -1 <= part < 2**62 for part in place) or not place:
+        raise InvalidOption("cursor", f"{cursor!r} did not come from a list")
+    return segment, tuple(place)
+
+
 def tenant_cursor(cursor: str | None) -> tuple[str, str]:
     """Where a list of tenants continues: after a tenant, or after one of its queues. Raises InvalidOption.
 
