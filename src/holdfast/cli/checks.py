@@ -124,7 +124,7 @@ def _capabilities(capabilities: Capabilities) -> Iterable[tuple[str, str]]:
     import msgspec
 
     fields: dict[str, Any] = msgspec.structs.asdict(capabilities)
-    notes: dict[str, str] = fields.pop("notes")
+    notes = dict(fields.pop("notes"))  # A copy: the store keeps its own.
     yield "store", str(fields.pop("name"))
     for name, value in fields.items():
         text = "yes" if value is True else "no" if value is False else str(value)
