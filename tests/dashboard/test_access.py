@@ -123,11 +123,11 @@ async def test_a_session_id_set_by_an_attacker_is_not_used(guarded):
     assert before != after
     assert _claims(before)["session"] != _claims(after)["session"]
     foreign = guarded.browser()
-    foreign.cookies.set(name, "chosen-by-somebody")
+    foreign.cookies.set(name, "chosen-by-another")
     assert (await foreign.get("/queues")).status_code == 303
     answer = await foreign.log_in(token())
     assert answer.status_code == 303
-    assert "chosen-by-somebody" not in answer.headers["set-cookie"]
+    assert "chosen-by-another" not in answer.headers["set-cookie"]
 
 
 async def test_a_changed_cookie_opens_nothing(guarded):

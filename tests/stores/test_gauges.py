@@ -113,7 +113,7 @@ async def test_expired_leases_are_counted_up_to_a_bound(store):
 
 
 async def test_under_load_every_round_is_as_new_as_the_last_interval(store, monkeypatch):
-    """Jobs only come: a round that begins after one look and is seen before another lies between the two."""
+    """Jobs only come: a round that begins after one look and is seen before another is between the two."""
     stop = asyncio.Event()
 
     async def load():

@@ -12,7 +12,7 @@ import pytest
 from holdfast.testing.processes import free_port
 from tests.unit.cli.support import read_until
 
-KEY = "a shared key that is long enough for everybody here"
+KEY = "a shared key that is long enough for all tests here"
 ENV = {"HOLDFAST_JWT_HS256_KEY": KEY}
 
 
