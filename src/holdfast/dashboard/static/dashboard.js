@@ -201,6 +201,8 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault()
 })
 
+// On a phone the pages are in one line, and the current one may be far to the right.
+document.querySelector(".side nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" })
 prepare(document)
 setInterval(() => { renewTimes(); if (wanted.size) fetchWanted() }, 1000)
 if (live) {
