@@ -30,7 +30,7 @@ from holdfast.testing.inline import _InlineContext
 MINUTE = 60 * SECOND
 TYPES = {
     "emails": ("send_welcome", "send_receipt"), "thumbnails": ("resize_image",), "webhooks": ("deliver_webhook",),
-    "invoices": ("render_invoice",), "reports": ("monthly_report",),
+    "invoices": ("render_invoice",), "reports": ("monthly_report",), "finance": ("load_orders",),
 }  # fmt: skip
 TIMEOUT = AttemptError(
     "ConnectTimeout",
@@ -48,11 +48,19 @@ BOUNCED = AttemptError(
     "    raise MailboxUnavailable(reply)\njobs.emails.MailboxUnavailable: 550 5.1.1 user unknown",
 )
 CORRUPT = AttemptError("DecompressionBombError", "Image size (320000000 pixels) exceeds limit of 178956970 pixels")
+SLOW = AttemptError(
+    "OperationalError",
+    "canceling statement due to statement timeout",
+    'Traceback (most recent call last):\n  File "/app/jobs/reports.py", line 63, in monthly_report\n'
+    "    rows = await db.fetch(QUERY, region)\n"
+    "asyncpg.exceptions.QueryCanceledError: canceling statement due to statement timeout",
+)
+PAUSED_AT, REPORT_AT, FLOWS_AT = 55, (98, 106), (84, 95, 109)
 AGO_S = 600
 """How long ago the busy time began: the chart shows ten minutes."""
 
 
-@job(queue="reports")
+@job(queue="finance")
 async def load_orders(day: str) -> int:
     return len(day)
 
@@ -86,13 +94,14 @@ class Shop:
         """Everything, up to now."""
         store, now = self.store, self.store.shift_clock
         await now(-2 * HOUR)
+        await self._workers(0)
         await self._early()
         await now(2 * HOUR - AGO_S * SECOND)
         await self._busy()
         await self._waiting()
-        await self._flows()
+        await self._schedules()
         await self._others()
-        await self._workers()
+        await self._workers(4)
 
     async def _early(self):
         """Two hours ago: dead letters in groups."""
@@ -107,6 +116,7 @@ class Shop:
 
     async def _busy(self):
         """The last ten minutes: jobs come and end, with a wave in the middle."""
+        flows = self._flows()
         for n in range(AGO_S // 5):
             wave = 4 if 50 < n < 85 else 1
             for _ in range(self.random.randint(wave // 2, wave + 1)):
@@ -117,46 +127,57 @@ class Shop:
                     await self.end(
                         job, TIMEOUT if fails else None, outcome="retry" if fails else "", delay_ms=HOUR if fails else None
                     )
+            if n == PAUSED_AT:
+                await self.store.pause(self.tenant, "invoices", paused=True)
+            if n in FLOWS_AT:
+                await anext(flows)
+            if n in REPORT_AT:
+                await self._report(n)
             await self.store.shift_clock(5 * SECOND)
+
+    async def _report(self, n):
+        """One long job: its first attempt fails, the second one runs now."""
+        if n == REPORT_AT[0]:
+            payload = {"month": "2026-10", "format": "pdf", "regions": ["EU", "US", "APAC"]}
+            await self.enqueue("reports", payload, id="monthly-report-2026-10", type="monthly_report", max_attempts=5)
+        (job,) = await self.claim("reports", "worker-eu-2-19cc" if n == REPORT_AT[0] else "worker-eu-1-7f3a")
+        if n == REPORT_AT[0]:
+            await self.store.shift_clock(4 * SECOND)
+            await self.end(job, SLOW, outcome="retry", delay_ms=20 * SECOND)
+            await self.store.shift_clock(-4 * SECOND)
+        else:
+            await self.store.report([Report(job.key, job.token, Progress(0.62, "31 of 50 regions"))])
 
     async def _waiting(self):
         """What waits, is due later and runs now."""
-        for _ in range(37):
-            await self.enqueue("invoices")
         for _ in range(12):
             await self.enqueue("emails")
         for minutes in (4, 25, 50):
             await self.enqueue("emails", delay_ms=minutes * MINUTE, type="send_reminder")
-        await self.store.pause(self.tenant, "invoices", paused=True)
-        await self.store.shift_clock(-90 * SECOND)
-        await self.enqueue("reports", {"month": "2026-10", "format": "pdf", "regions": ["EU", "US", "APAC"]},
-                           id="monthly-report-2026-10", max_attempts=5)  # fmt: skip
-        (job,) = await self.claim("reports", "worker-eu-2-19cc")
-        error = AttemptError("OperationalError", "canceling statement due to statement timeout", TIMEOUT.traceback)
-        await self.end(job, error, outcome="retry", delay_ms=20 * SECOND)
-        await self.store.shift_clock(30 * SECOND)
-        (job,) = await self.claim("reports", "worker-eu-1-7f3a")
-        await self.store.shift_clock(60 * SECOND)
-        await self.store.report([Report(job.key, job.token, Progress(0.62, "31 of 50 regions"))])
         for queue in ("thumbnails", "webhooks"):
             for _ in range(3):
                 await self.enqueue(queue)
             await self.claim(queue, "worker-eu-1-7f3a", 3)
 
     async def _flows(self):
+        """Two flows, in steps: of one all but the last steps end."""
         async with Queue(store=self.store, tenant=self.tenant) as queue:
             for id in ("close-2026-11-18", "close-2026-11-17"):
                 await queue.start(self._flow(id))
-            await self._coordinate()
-            for job in await self.claim("reports", count=4):
+        await self._coordinate()
+        for count in (4, 3):
+            held = await self.claim("finance", "worker-eu-2-19cc", count)
+            yield
+            for job in held:
                 await self.end(job, result=b"4711")
             await self._coordinate()
-            for job in await self.claim("reports", "worker-eu-2-19cc", 3):
-                await self.end(job, result=b"true")
-            await self.claim("reports", "worker-eu-2-19cc", 1)
-            await self._coordinate()
-            await queue.schedule("nightly-close", {"day": "yesterday"}, cron="30 2 * * *", timezone="Europe/Berlin",
-                                 queue="reports")  # fmt: skip
+        await self.claim("finance", "worker-eu-2-19cc")
+        yield
+
+    async def _schedules(self):
+        async with Queue(store=self.store, tenant=self.tenant) as queue:
+            nightly = {"cron": "30 2 * * *", "timezone": "Europe/Berlin", "queue": "reports"}
+            await queue.schedule("nightly-close", {"day": "yesterday"}, **nightly)
             await queue.schedule("clean-carts", {"older_than_h": 48}, every=timedelta(hours=1), queue="webhooks")
             await queue.schedule("weekly-digest", {"top": 10}, cron="0 8 * * 1", queue="emails")
             await queue.schedule("send-invoices", {"batch": 500}, every=timedelta(minutes=15), queue="invoices")
@@ -192,15 +213,14 @@ class Shop:
                 await self.enqueue("emails", tenant=tenant)
         await self.store.set_tenant(self.tenant, TenantSettings(weight=2.0, max_waiting=10_000))
 
-    async def _workers(self):
-        types = tuple(TypeInfo(name, queue) for queue, names in TYPES.items() for name in (*names, "load_orders"))
-        for id, host, late_s in (("worker-eu-1-7f3a", "eu-1", 3), ("worker-eu-2-19cc", "eu-2", 4), ("worker-us-1-c04d", "us-1", 24)):  # fmt: skip
-            await self.store.shift_clock(-late_s * SECOND)
-            now = await self.store.now()
-            held = {"worker-eu-1-7f3a": 7, "worker-eu-2-19cc": 1}.get(id, 0)
-            worker = WorkerInfo(id, None, f"{host}.shop.example", 4100 + late_s, tuple(TYPES), 8, held, now - 5 * HOUR, types=types)
-            await self.store.beat(worker, 30 * SECOND)
-            await self.store.shift_clock(late_s * SECOND)
+    async def _workers(self, late_s):
+        """Seen so long ago. They stay for an hour: whoever looks at the pages may take a while."""
+        types = tuple(TypeInfo(name, queue) for queue, names in TYPES.items() for name in names)
+        await self.store.shift_clock(-late_s * SECOND)
+        for number, (id, held) in enumerate((("worker-eu-1-7f3a", 7), ("worker-eu-2-19cc", 1), ("worker-us-1-c04d", 0))):
+            host = f"{id[7:11]}.shop.example"
+            await self.store.beat(WorkerInfo(id, None, host, 4100 + number, tuple(TYPES), 8, held, types=types), HOUR)
+        await self.store.shift_clock(late_s * SECOND)
 
 
 def prove(directory):
