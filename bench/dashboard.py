@@ -91,6 +91,14 @@ STORES: dict[str, Any] = {"file": Disk, "valkey": valkey.Server, "postgres": pos
 
 
 @contextlib.contextmanager
+def upkeep(url: str) -> Iterator[None]:
+    """What every deployment has: a process that does the upkeep. It has counted what was filled in."""
+    with running([sys.executable, "-m", "holdfast", "maintain", "--store", url], dict(os.environ)):
+        time.sleep(SETTLE_S)
+        yield
+
+
+@contextlib.contextmanager
 def dashboard(url: str) -> Iterator[tuple[str, int]]:
     """A dashboard in a process of its own: its address, and the id of the process."""
     port = free_port()
@@ -113,12 +121,9 @@ async def fill(store: Store, jobs: int, tenants: int) -> None:
         await asyncio.gather(*map(store.enqueue, chunks))
     error = AttemptError("ConnectTimeout", "no answer within 10 s", "Traceback (most recent call last):\n  ...")
     for queue, count, outcome in (("q1", DEAD, "fail"), ("q2", ENDED, "complete"), ("q3", HELD, "")):
-        while count > 0:
+        for _ in range(0, count, CHUNK):
             held = (await store.claim(ClaimRequest(TENANT, (queue,), min(count, CHUNK), DAY, "w1"))).jobs
-            if not held:
-                break
-            count -= len(held)
-            if outcome:
+            if held and outcome:
                 lost = error if outcome == "fail" else None
                 await store.finish([Finish(job.key, job.token, outcome, error=lost) for job in held])
     await store.beat(WorkerInfo("w1", TENANT, "host", 1, ("q1", "q2", "q3"), HELD, HELD), DAY)
@@ -152,7 +157,7 @@ async def measure_pages(place: Any, arguments: argparse.Namespace) -> dict[str, 
     for number in range(arguments.rounds):
         turn = number * 3 % len(PAGES)  # Another page is the first of its process.
         pages = [*PAGES[turn:], *PAGES[:turn]]
-        with dashboard(place.url) as (base, _):
+        with upkeep(place.url), dashboard(place.url) as (base, _):
             async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=60) as client:
                 # The connection is open, and what is asked for is known; /nowhere reads nothing of the store.
                 await client.get("/nowhere")
@@ -166,7 +171,9 @@ async def measure_pages(place: Any, arguments: argparse.Namespace) -> dict[str, 
 
 
 def show_pages(console: Console, name: str, found: dict[str, dict[str, list[float]]], jobs: int, tenants: int) -> None:
-    table = Table(title=f"{name}: ms until a page is complete, {jobs:,} jobs of {tenants:,} tenants", title_justify="left")
+    table = Table(
+        title=f"{name}: ms until a page is complete, {jobs:,} jobs of {tenants:,} tenants", title_justify="left"
+    )
     for column in ("page", "first view, median", "worst", "again, median", "worst"):
         table.add_column(column, justify="left" if column == "page" else "right")
     for path, views in found.items():
@@ -244,7 +251,9 @@ async def measure_open(place: Any, pages: int, jobs: int) -> dict[str, float]:
             }
 
 
-async def compare_open(console: Console, place: Any, arguments: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+async def compare_open(
+    console: Console, place: Any, arguments: argparse.Namespace
+) -> dict[str, list[dict[str, float]]]:
     """With pages and without any, in turns; who comes first changes from round to round."""
     found: dict[str, list[dict[str, float]]] = {"with": [], "without": []}
     for number in range(arguments.rounds):
@@ -256,7 +265,9 @@ async def compare_open(console: Console, place: Any, arguments: argparse.Namespa
 
 
 def show_open(console: Console, name: str, found: dict[str, list[dict[str, float]]], pages: int, jobs: int) -> None:
-    table = Table(title=f"{name}: a drain of {jobs:,} jobs, with {pages} open pages and without any", title_justify="left")
+    table = Table(
+        title=f"{name}: a drain of {jobs:,} jobs, with {pages} open pages and without any", title_justify="left"
+    )
     for column in ("", "jobs a second", "drain, s of processor", "dashboard, s", "dashboard of the drain", "fetched"):
         table.add_column(column, justify="right" if column else "left")
     for which, rounds in found.items():

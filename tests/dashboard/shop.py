@@ -6,7 +6,8 @@ from random import Random
 
 from msgspec.structs import replace
 
-from holdfast import Flow, Queue, job
+import holdfast
+from holdfast import Flow, Queue
 from holdfast.core.budgets import TenantSettings
 from holdfast.core.job import (
     HOUR,
@@ -60,7 +61,7 @@ AGO_S = 600
 """How long ago the busy time began: the chart shows ten minutes."""
 
 
-@job(queue="finance")
+@holdfast.job(queue="finance")
 async def load_orders(day: str) -> int:
     return len(day)
 
@@ -92,7 +93,7 @@ class Shop:
 
     async def fill(self):
         """Everything, up to now."""
-        store, now = self.store, self.store.shift_clock
+        now = self.store.shift_clock
         await now(-2 * HOUR)
         await self._workers(0)
         await self._early()
@@ -125,7 +126,10 @@ class Shop:
                 for job in await self.claim(queue):
                     fails = self.random.random() < (0.3 if queue == "webhooks" else 0.02)
                     await self.end(
-                        job, TIMEOUT if fails else None, outcome="retry" if fails else "", delay_ms=HOUR if fails else None
+                        job,
+                        TIMEOUT if fails else None,
+                        outcome="retry" if fails else "",
+                        delay_ms=HOUR if fails else None,
                     )
             if n == PAUSED_AT:
                 await self.store.pause(self.tenant, "invoices", paused=True)
@@ -188,7 +192,8 @@ class Shop:
         load = flow.add(load_orders.message("2026-11-18"), name="load-orders")
         stock = flow.add(load_orders.message("stock"), name="load-stock")
         parts = [
-            flow.add(load_orders.message(part), name=part, after=[load, stock]) for part in ("sum-eu", "sum-us", "sum-apac")
+            flow.add(load_orders.message(part), name=part, after=[load, stock])
+            for part in ("sum-eu", "sum-us", "sum-apac")
         ]
         check = flow.add(load_orders.message("check"), name="cross-check", after=parts)
         books = flow.add(load_orders.message("book"), name="book", after=[check])
@@ -217,9 +222,12 @@ class Shop:
         """Seen so long ago. They stay for an hour: whoever looks at the pages may take a while."""
         types = tuple(TypeInfo(name, queue) for queue, names in TYPES.items() for name in names)
         await self.store.shift_clock(-late_s * SECOND)
-        for number, (id, held) in enumerate((("worker-eu-1-7f3a", 7), ("worker-eu-2-19cc", 1), ("worker-us-1-c04d", 0))):
+        for number, (id, held) in enumerate(
+            (("worker-eu-1-7f3a", 7), ("worker-eu-2-19cc", 1), ("worker-us-1-c04d", 0))
+        ):
             host = f"{id[7:11]}.shop.example"
-            await self.store.beat(WorkerInfo(id, None, host, 4100 + number, tuple(TYPES), 8, held, types=types), HOUR)
+            worker = WorkerInfo(id, None, host, 4100 + number, tuple(TYPES), 8, held, types=types)
+            await self.store.beat(worker, HOUR)
         await self.store.shift_clock(late_s * SECOND)
 
 

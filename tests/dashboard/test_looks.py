@@ -29,7 +29,14 @@ VIEWS = {
     "no-overview": "/?tenant=umbrella", "no-jobs": "/jobs?tenant=umbrella", "no-flows": "/flows?tenant=umbrella",
     "no-dead": "/dead?tenant=umbrella", "no-schedules": "/schedules?tenant=umbrella",
 }  # fmt: skip
-DOCS = {"overview-desk-light", "overview-desk-dark", "job-desk-light", "flow-desk-light", "dead-desk-light", "queues-phone-dark"}
+DOCS = {
+    "overview-desk-light",
+    "overview-desk-dark",
+    "job-desk-light",
+    "flow-desk-light",
+    "dead-desk-light",
+    "queues-phone-dark",
+}
 """The pictures of the docs."""
 SCHEMES = {"light": "rgb(246, 247, 249)", "dark": "rgb(13, 16, 21)"}
 SMALL_TEXT = """() => [...document.querySelectorAll('main *')]
@@ -41,7 +48,8 @@ OVERLAPS = """() => {
     const spills = []
     for (const [one, box] of boxes) for (const inside of one.querySelectorAll('a, span, time, p, code, td')) {
         const at = inside.getBoundingClientRect()
-        if (at.height && inside.checkVisibility() && !inside.closest('.scroll, .popover, pre') && (at.bottom > box.bottom + 2 || at.right > box.right + 2))
+        if (!at.height || !inside.checkVisibility() || inside.closest('.scroll, .popover, pre')) continue
+        if (at.bottom > box.bottom + 2 || at.right > box.right + 2)
             spills.push(inside.textContent.trim().slice(0, 40))
     }
     return spills

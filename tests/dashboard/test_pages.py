@@ -107,7 +107,8 @@ async def test_hostile_texts_run_nothing_in_a_browser(opened):
 
 
 FOREIGN_ELEMENTS = """() => [...document.querySelectorAll(
-    'script:not([src^="/static/"]), style, img, iframe, object, embed, base, textarea, [style], [onload], [onerror], [href^="javascript"]'
+    'script:not([src^="/static/"]), style, img, iframe, object, embed, base, textarea, ' +
+    '[style], [onload], [onerror], [href^="javascript"]'
 )].map(one => one.outerHTML)"""
 
 
