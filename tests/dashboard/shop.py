@@ -239,7 +239,8 @@ def prove(directory):
         json.dumps({"url": "memory:shop", "held": True, "rules": rules, "checks": checks})
     )
     audit = {
-        "events": 1_284_310, "accepted": 412_077, "waiting": 49, "total": 0, "rules": [str(rule) for rule in RULES][:28],
+        "events": 1_284_310, "accepted": 412_077, "waiting": 49, "total": 0,
+        "rules": [str(rule) for rule in RULES][:28],
         "counts": {}, "violations": [], "notes": [],
     }  # fmt: skip
     (directory / "audit.json").write_text(json.dumps(audit))

@@ -398,6 +398,19 @@ async def do_it_by_keyboard_alone(at):
     assert await at.state(walked[0]) == "canceled"
 
 
+@task
+async def read_the_throughput_by_keyboard(at):
+    await at.queue.enqueue({"n": 1}, queue="mail")
+    await at.go("/")
+    await reach(at.page, "figure.values")
+    said, place = [], at.page.locator("figure.values output")
+    for _ in range(3):
+        await at.page.keyboard.press("ArrowLeft")
+        said.append(await place.inner_text())
+    assert len(set(said)) == 3, said
+    assert all(text[2] == ":" for text in said), said
+
+
 async def reach(page, selector):
     """Press Tab until an element has the focus: it can be reached, and the focus can be seen there."""
     for _ in range(60):

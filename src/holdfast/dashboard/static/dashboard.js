@@ -174,6 +174,16 @@ function step(by) {
   rows[next].closest("tr")?.scrollIntoView({ block: "nearest" })
 }
 
+// A chart that has the focus says the values of one time, which the pointer shows as a title.
+function read(chart, by) {
+  const strips = [...chart.querySelectorAll(".hover")].filter((one) => one.getClientRects().length)
+  const at = strips.findIndex((one) => one.classList.contains("on"))
+  strips[at]?.classList.remove("on")
+  const next = strips[at < 0 ? strips.length - 1 : Math.max(0, Math.min(strips.length - 1, at + by))]
+  next.classList.add("on")
+  chart.querySelector("output").textContent = next.textContent
+}
+
 function search() {
   const field = document.querySelector("main input[type=search]")
   if (field !== null) { field.focus(); field.select(); return }
@@ -192,7 +202,9 @@ document.addEventListener("keydown", (event) => {
   const help = document.querySelector("#help")
   const link = isGoing ? document.querySelector(`nav a[data-key="${CSS.escape(event.key)}"]`) : null
   isGoing = event.key === "g" && !isGoing
+  const chart = event.target.closest("figure.values")
   if (link !== null) link.click()
+  else if (chart !== null && event.key.startsWith("Arrow")) read(chart, /Left|Up/.test(event.key) ? -1 : 1)
   else if (event.key === "/") search()
   else if (event.key === "j") step(1)
   else if (event.key === "k") step(-1)
