@@ -203,7 +203,7 @@ async def look(client: httpx.AsyncClient, path: str, ready: asyncio.Semaphore, s
 
 @contextlib.asynccontextmanager
 async def looking(base: str, count: int) -> AsyncIterator[list[int]]:
-    """So many open pages of every kind that is live. Gives how many fragments they fetched."""
+    """Open pages, of each kind that is live. Gives how many fragments they fetched."""
     paths = itertools.cycle(page.path for page in PAGES if page.fragments and page.path in LIVE)
     seen, ready = [0], asyncio.Semaphore(0)
     limits = httpx.Limits(max_connections=None)

@@ -117,7 +117,7 @@ ALLOWED = {
     "footer", "form", "input", "main", "h1", "h2", "p", "section", "dl", "dt", "dd", "table", "thead", "tbody", "tr",
     "th", "td", "time", "button", "details", "summary", "pre", "code", "ol", "ul", "li", "g", "rect", "text", "line",
     "polyline", "polygon", "circle", "figure", "dialog", "kbd", "label", "strong", "b", "i", "progress", "datalist",
-    "option", "select",
+    "option", "select", "output",
 }  # fmt: skip
 
 
