@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
@@ -40,7 +39,7 @@ class Rates:
         """The newest events of failed attempts, the newest first."""
         self._store, self._tenant, self._sees = store, tenant, sees
         self._counts: dict[int, dict[str, float]] = {}
-        self._completed: dict[int, Counter[str]] = {}
+        self._completed: dict[int, dict[str, float]] = {}
         """By queue, of the last minute alone: a tenant may have many queues."""
         self._offset: str | None = None
         self._read_at = 0.0
@@ -109,7 +108,8 @@ class Rates:
             self._touch(bucket)
             self._counts[bucket][event.kind] += weight
             if event.kind == "completed":
-                self._completed.setdefault(bucket, Counter())[event.queue] += weight
+                by_queue = self._completed.setdefault(bucket, {})
+                by_queue[event.queue] = by_queue.get(event.queue, 0.0) + weight
             if event.kind in ("failed", "retried"):
                 self.failures.insert(0, event)
                 del self.failures[NEWEST:]
@@ -122,7 +122,7 @@ class Rates:
     def completed(self, queue: str) -> float | None:
         """Jobs of a queue that completed a second, lately. None: nothing is known yet."""
         known = self._lately()
-        found = sum(self._completed[one][queue] for one in known if one in self._completed)
+        found = sum(self._completed.get(one, {}).get(queue, 0.0) for one in known)
         return found / (BUCKET_S * len(known)) if known else None
 
     def _lately(self) -> list[int]:
