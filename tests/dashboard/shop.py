@@ -219,7 +219,7 @@ class Shop:
         await self.store.set_tenant(self.tenant, TenantSettings(weight=2.0, max_waiting=10_000))
 
     async def _workers(self, late_s):
-        """Seen so long ago. They stay for an hour: whoever looks at the pages may take a while."""
+        """Seen so long ago. They stay for an hour, so that a long test still sees them."""
         types = tuple(TypeInfo(name, queue) for queue, names in TYPES.items() for name in names)
         await self.store.shift_clock(-late_s * SECOND)
         for number, (id, held) in enumerate(
