@@ -47,6 +47,8 @@ from holdfast.testing.processes import free_port
 TENANT, QUEUES, CHUNK, AT_ONCE = "bench", 20, 1000, 4
 DEAD, HELD, ENDED = 2000, 200, 2000
 DAY = 86_400_000
+EXPLAINED = 50
+"""How often a job is explained."""
 CONCURRENCY = 200
 SETTLE_S = SLOWEST_S + 2
 """Under load a page is renewed this seldom at the most: what it does to show the end of a drain belongs to the cost."""
@@ -150,9 +152,12 @@ async def measure_pages(place: Any, arguments: argparse.Namespace) -> dict[str, 
     """Of each page, the first views and the second ones."""
     store = await open_store(place.url)
     await fill(store, arguments.jobs, arguments.tenants)
-    await store.close()
     last = (arguments.jobs - 2) // 2 * 2 + 1  # The last one enqueued of this tenant: all others are ahead.
     known = {"queue": f"q{last // 2 % QUEUES}", "job": f"{last:08}", "error": ""}
+    with upkeep(place.url):
+        explain, claim = await measure_explain(store, known["queue"], known["job"])
+    print(f"explain {explain:.2f} ms, a claim of one job {claim:.2f} ms (medians of {EXPLAINED})")
+    await store.close()
     found: dict[str, dict[str, list[float]]] = {page.path: {"first": [], "again": []} for page in PAGES}
     for number in range(arguments.rounds):
         turn = number * 3 % len(PAGES)  # Another page is the first of its process.
@@ -168,6 +173,21 @@ async def measure_pages(place: Any, arguments: argparse.Namespace) -> dict[str, 
                         if errors := re.findall(r"/dead/group\?[^\"]*error=(\w+)", html):
                             known["error"] = errors[0]
     return found
+
+
+async def measure_explain(store: Store, queue: str, id_: str) -> tuple[float, float]:
+    """Milliseconds to explain a job, and to claim one of its queue, in turns."""
+    took: dict[str, list[float]] = {"explain": [], "claim": []}
+    async with Queue(store=store, tenant=TENANT) as own:
+        for _ in range(EXPLAINED):
+            began = time.perf_counter()
+            await own.explain(id_, queue=queue)
+            middle = time.perf_counter()
+            held = (await store.claim(ClaimRequest(TENANT, (queue,), 1, DAY, "w2"))).jobs
+            took["explain"].append((middle - began) * 1000)
+            took["claim"].append((time.perf_counter() - middle) * 1000)
+            await store.finish([Finish(job.key, job.token, "release") for job in held])
+    return statistics.median(took["explain"]), statistics.median(took["claim"])
 
 
 def show_pages(console: Console, name: str, found: dict[str, dict[str, list[float]]], jobs: int, tenants: int) -> None:
