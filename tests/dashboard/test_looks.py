@@ -57,6 +57,19 @@ OVERLAPS = """() => {
 """Texts that stick out of the row or card that they are in."""
 
 
+ACTIONS = {
+    "Cancel the flow", "Cancel the job", "Pause", "Purge the job", "Remove it", "Replay", "Resume", "Run now", "Set",
+}  # fmt: skip
+CONTROLS = """() => {
+    document.querySelectorAll('details').forEach(one => one.open = true)
+    const all = [...document.querySelectorAll('a[href], button, input, select, textarea, summary')]
+        .filter(one => one.checkVisibility() && one.type !== 'hidden' && !one.disabled)
+    all.forEach((one, number) => one.dataset.number = number)
+    return all.map(one => `${one.tagName} ${one.name || ''} ${one.textContent.trim().slice(0, 40)}`)
+}"""
+"""Opens what is folded, numbers all that a person can act on, and names it."""
+
+
 async def test_every_page_is_looked_at():
     assert {page.path for page in PAGES} <= {path.partition("?")[0] for path in VIEWS.values()}
 
@@ -87,6 +100,29 @@ async def test_every_page_fits_and_can_be_read_by_everyone(scheme, size, tmp_pat
         await page.keyboard.press("?")
         found |= await serious(axe, page, "the list of keys")
     assert not found, "\n".join(f"{key} {value}" for key, value in found.items())
+
+
+async def test_every_action_of_every_page_is_reached_by_the_tab_key(tmp_path):
+    """Actions are buttons of forms: a browser presses the one that has the focus."""
+    prove(tmp_path)
+    async with (
+        site(f"memory:{uuid.uuid4().hex}?test_clock=1", proof=tmp_path) as opened,
+        served(opened) as base,
+        chrome(base, script=False) as page,
+    ):
+        await Shop(opened.store).fill()
+        actions = set()
+        for path in VIEWS.values():
+            await page.goto(path)
+            controls = await page.evaluate(CONTROLS)
+            reached = set()
+            for _ in range(len(controls) + 5):
+                await page.keyboard.press("Tab")
+                reached.add(await page.evaluate("document.activeElement.dataset.number"))
+            lost = [name for number, name in enumerate(controls) if str(number) not in reached]
+            assert not lost, (path, lost)
+            actions |= set(await page.locator("main button:visible").all_inner_texts())
+        assert actions >= ACTIONS
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
