@@ -33,11 +33,11 @@ async def read(view: View) -> dict[str, Any]:
         page, is_known = WorkerPage([], None), False
     return {
         "is_known": is_known,
-        "workers": [one for one in page.workers if _shown(view, one)],
+        "workers": [one for one in page.workers if shows(view, one)],
         "cursor": page.cursor,
         "late": await _late_before(view),
-        "queues_of": partial(_queues, view),
-        "sees_hosts": partial(_sees_host, view),
+        "queues_of": partial(queues_of, view),
+        "sees_hosts": partial(sees_host, view),
         "is_all": _whose(view) is None,
     }
 
@@ -57,7 +57,7 @@ async def read_one(view: View) -> dict[str, Any]:
         "jobs": jobs,
         "all_looked": all_looked,
         "late": await _late_before(view),
-        "sees_host": worker is not None and _sees_host(view, worker),
+        "sees_host": worker is not None and sees_host(view, worker),
     }
 
 
@@ -74,17 +74,17 @@ def _whose(view: View) -> str | None:
     return None if view.text("all") else view.tenant
 
 
-def _shown(view: View, worker: WorkerInfo) -> bool:
+def shows(view: View, worker: WorkerInfo) -> bool:
     """Whether a worker serves a queue that the viewer sees. Without queues of its own it serves any."""
     return view.viewer.queues is None or not worker.queues or any(view.sees(queue) for queue in worker.queues)
 
 
-def _sees_host(view: View, worker: WorkerInfo) -> bool:
+def sees_host(view: View, worker: WorkerInfo) -> bool:
     """Whether the viewer may know where it runs, and how busy it is: that of a fleet for all tenants is not theirs."""
     return view.viewer.is_operator or worker.tenant == view.tenant
 
 
-def _queues(view: View, worker: WorkerInfo) -> list[str]:
+def queues_of(view: View, worker: WorkerInfo) -> list[str]:
     """Some of its queues. None: it serves any."""
     return [name for name in worker.queues if view.sees(name)][:QUEUES_SHOWN]
 
@@ -98,7 +98,7 @@ async def _find(view: View, id: str) -> WorkerInfo | None:
     for _ in range(MAX_PAGES):
         page = await view.store.worker_page(_whose(view), cursor, PAGE_LIMIT)
         for worker in page.workers:
-            if worker.worker_id == id and _shown(view, worker):
+            if worker.worker_id == id and shows(view, worker):
                 return worker
         cursor = page.cursor
         if cursor is None:
