@@ -4,15 +4,18 @@ import base64
 import json
 import re
 import uuid
+from urllib.parse import urlencode
 
 import pytest
 
+from holdfast.core.job import JobKey
 from holdfast.dashboard import ByToken
 from holdfast.dashboard.guard import POLICY
 from holdfast.service.keys import Keys
 from holdfast.service.revoked import Revocation, Revoked, RevokedTokens
 from holdfast.service.settings import Limits
 from holdfast.service.tokens import Tokens
+from tests.dashboard.making import fail
 from tests.dashboard.support import ALL, KEY, TOKENS, field, operator_token, site, texts, token
 from tests.service.support import serving, signed
 
@@ -306,6 +309,45 @@ async def test_an_action_is_recorded_with_its_user(guarded, caplog):
     text = lines[0].getMessage() + str(lines[0].__dict__)
     for fact in ("queue.pause", "ann", "acme", "mail", "dashboard", "127.0.0.1", "done"):
         assert fact in text
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "query"),
+    [
+        ("/job/purge", {"id": "harmless"}, {"queue": "mail", "id": "bad"}),
+        ("/job/purge", {"queue": "other"}, {"queue": "mail", "id": "bad"}),
+        ("/dead/purge-one", {"id": "harmless"}, {"queue": "mail", "id": "bad"}),
+        ("/dead/purge", {"until": "9" * 13, "queue": "mail"}, {"queue": "other"}),
+        ("/queues/pause", {"queue": "mail"}, {"queue": "other"}),
+    ],
+)
+async def test_an_action_whose_form_and_address_differ_is_refused(opened, caplog, path, field, query):
+    """Else its line in the trail would name one thing, and the action would take the other."""
+    await fail(opened.store, ["bad"])
+    browser = opened.browser()
+    caplog.set_level("INFO", "holdfast.audit")
+    to = f"{path}?{urlencode({'tenant': 'acme', **query})}"
+    assert (await browser.act(to, field, page="/queues?tenant=acme")).status_code == 400
+    assert not [record for record in caplog.records if record.name == "holdfast.audit"]
+    assert await opened.store.get([JobKey("acme", "mail", "bad")]) != [None]
+    assert not (await opened.store.stats("acme", ["mail"]))[0].paused
+
+
+async def test_a_run_acts_on_the_queue_that_its_line_in_the_trail_names(opened, caplog):
+    await fail(opened.store, ["bad"])
+    browser = opened.browser()
+    caplog.set_level("INFO", "holdfast.audit")
+    answer = await browser.act("/dead/purge?tenant=acme&queue=other", {"until": "9" * 13}, page="/queues?tenant=acme")
+    assert answer.status_code == 303
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "holdfast.audit"]
+    assert "queue=other" in line
+    assert await opened.store.get([JobKey("acme", "mail", "bad")]) != [None]
+
+
+async def test_a_malformed_origin_is_that_of_another_site(opened):
+    form = {"form_token": await opened.browser().form_token("/queues?tenant=acme"), "queue": "mail"}
+    answer = await opened.browser().send_form("/queues/pause?tenant=acme", form, origin="http://[")
+    assert answer.status_code == 403
 
 
 def _claims(cookie):

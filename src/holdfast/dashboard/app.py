@@ -238,7 +238,7 @@ class Dashboard:
         view = await self._view(request, page, action.path)
         form = Form(await form_of(request))
         self._check_form(form, view.viewer)
-        named = {name: form.text(name) or view.text(name) for name in action.facts}
+        form, named = _agreed(view, form, action)
         client = request.client
         with audited(
             action.name, also=self._trail, via="dashboard", sub=view.viewer.name, jti=view.viewer.token_id,
@@ -377,7 +377,17 @@ class Dashboard:
 
     async def _not_routed(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        return self._error(request, status, "There is no such page." if status == 404 else "NotShown.")  # noqa: PLR2004
+        why = "There is no such page." if status == 404 else "This address takes no such request."  # noqa: PLR2004
+        return self._error(request, status, why)
+
+
+def _agreed(view: View, form: Form, action: Action) -> tuple[Form, dict[str, str]]:
+    """The form and the view's query with the same facts, and these: what is recorded is what is acted on."""
+    named = {name: form.fields.get(name) or view.query.get(name, "") for name in action.facts}
+    if any(view.query.get(name, text) != text for name, text in named.items()):
+        raise NotShown(400, "This form and its address name different things.")
+    view.query = {**view.query, **{name: text for name, text in named.items() if text}}
+    return Form({**form.fields, **named}), named
 
 
 def _pending_name(issuer: Issuer) -> str:
