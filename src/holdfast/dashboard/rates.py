@@ -67,7 +67,11 @@ class Rates:
         found: list[Event] = []
         offset = self._offset
         for _ in range(FIRST_READS):
-            page = await self._store.events(self._tenant, offset, READ)
+            try:
+                page = await self._store.events(self._tenant, offset, READ)
+            except EventsTrimmed:
+                found, offset = [], await self._store.last_offset()
+                break
             found += page.events
             offset = page.next
             if not page.more:
