@@ -154,7 +154,7 @@ class ByToken:
             await self._revoked.check(_caller(viewer))
         except (Refusal, StoreError):
             return False
-        return True
+        return self.sessions.lasts(viewer)
 
     async def log_in(self, token: str, address: str) -> Viewer:
         """The viewer that a token names. Raises a refusal: of the token, or after too many bad ones."""

@@ -4,8 +4,9 @@ A fragment on a screen has one `FragmentWatch`, shared by all viewers with equal
 then it is read and drawn again, once for all, and its viewers are notified if it looks different. So a store is read
 for what is on a screen, and for nothing else, and it makes no difference how many look at the same.
 
-The pace: a fragment is renewed at most once in `PACE_S`, and more slowly while renewing them all would take more than
-`SHARE` of the time.
+The pace: a fragment is renewed at most once in `PACE_S`. It is renewed more slowly, down to once in `SLOWEST_S`, while
+renewals would take more than `SHARE` of the time, and even more slowly while they would take more than `MOST`. Each
+tenant that looks has the same part of that: pages that cost much slow down no other tenant's.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from holdfast.telemetry.logging import get_logger
 _log = get_logger(__name__)
 
 PACE_S, SLOWEST_S = 1.0, 10.0
-SHARE = 0.02
+SHARE, MOST = 0.02, 0.1
 FETCH_S = 0.001
 """About what one viewer's fetch of a changed fragment costs."""
 BEAT_S = 15.0
-"""How often a quiet stream says that it lives, and asks whether its viewer may still look."""
+"""How often a stream says that it lives, and asks whether its viewer may still look."""
 MAX_STREAMS, MAX_STREAMS_PER_TENANT = 1000, 200
 
 HINTS = frozenset({Hint.EVENTS, Hint.READY})
@@ -95,7 +96,8 @@ class LivePages:
         self._streams[view.tenant] = self._streams.get(view.tenant, 0) + 1
         changed: dict[str, str] = {}
         wakeup = asyncio.Event()
-        ends_at = time.monotonic() + life_s
+        began = time.monotonic()
+        ends_at, asks_at = began + life_s, began + BEAT_S
 
         def notify(name: str, tag: str) -> None:
             changed[name] = tag
@@ -110,29 +112,33 @@ class LivePages:
             yield b"retry: 1000\n\n"
             while not self._is_stopping and time.monotonic() < ends_at:
                 wakeup.clear()
+                if time.monotonic() >= asks_at:
+                    if not await holds(view.viewer):
+                        yield b"event: ended\ndata: {}\n\n"
+                        return
+                    asks_at = time.monotonic() + BEAT_S
+                    yield b": \n\n"
                 if changed:
                     data = msgspec.json.encode(changed)
                     changed.clear()
                     yield b"event: changed\ndata: %s\n\n" % data
                     continue
-                try:
-                    async with asyncio.timeout(max(0.0, min(BEAT_S, ends_at - time.monotonic()))):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, min(asks_at, ends_at) - time.monotonic())):
                         await wakeup.wait()
-                except TimeoutError:
-                    if not await holds(view.viewer):
-                        yield b"event: ended\ndata: {}\n\n"
-                        return
-                    yield b": \n\n"
         finally:
             self._wakeups.discard(wakeup)
             for watch in watches:
                 watch.leave(notify)
             self._leave(view.tenant)
 
-    def pace_s(self) -> float:
-        """The least time between two renewals of one fragment, by what all of them cost."""
-        cost = sum(watch.cost_s + FETCH_S * watch.viewers for watch in self._watches.values())
-        return min(SLOWEST_S, max(PACE_S, cost / SHARE))
+    def pace_s(self, tenant: str) -> float:
+        """The least time between two renewals of one fragment of a tenant, by what all of the tenant's cost."""
+        costs: dict[str, float] = {tenant: 0.0}
+        for watch in self._watches.values():
+            costs[watch.tenant] = costs.get(watch.tenant, 0.0) + watch.cost_s + FETCH_S * watch.viewers
+        cost = costs[tenant] * len(costs)
+        return max(PACE_S, min(SLOWEST_S, cost / SHARE), cost / MOST)
 
     def forget(self, key: Key) -> None:
         """Drop a watch without viewers."""
@@ -215,7 +221,7 @@ class FragmentWatch:
             began = time.monotonic()
             await self._renew()
             self.cost_s = time.monotonic() - began
-            await asyncio.sleep(self._live.pace_s())
+            await asyncio.sleep(self._live.pace_s(self.tenant))
 
     async def _renew(self) -> None:
         before = self.rendered
