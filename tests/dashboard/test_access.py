@@ -344,6 +344,16 @@ async def test_a_run_acts_on_the_queue_that_its_line_in_the_trail_names(opened, 
     assert await opened.store.get([JobKey("acme", "mail", "bad")]) != [None]
 
 
+@pytest.mark.parametrize("place", ["image", "empty", "iframe", "script"])
+async def test_a_page_of_another_site_cannot_make_a_dashboard_without_login_work(opened, place):
+    for path in ("/dead/run?do=purge&tenant=acme", "/proof?doctor=1&tenant=acme", "/live?page=/queues&tenant=acme"):
+        for site in ("cross-site", "same-site"):
+            headers = {"sec-fetch-site": site, "sec-fetch-dest": place, "sec-fetch-mode": "no-cors"}
+            assert (await opened.browser().get(path, headers=headers)).status_code == 403
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-dest": "document", "sec-fetch-mode": "navigate"}
+    assert (await opened.browser().get("/queues?tenant=acme", headers=headers)).status_code == 200
+
+
 async def test_a_malformed_origin_is_that_of_another_site(opened):
     form = {"form_token": await opened.browser().form_token("/queues?tenant=acme"), "queue": "mail"}
     answer = await opened.browser().send_form("/queues/pause?tenant=acme", form, origin="http://[")
