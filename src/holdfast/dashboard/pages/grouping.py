@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
@@ -119,6 +120,7 @@ async def pages(view: View, choice: Choice, at: str, size: int) -> AsyncGenerato
             while True:
                 query = ListQuery(view.tenant, name, FAILED, None, choice.error or None, cursor or None, size)
                 page = await view.store.list(query)
+                await asyncio.sleep(0)  # A store in memory gives the loop no turn by itself.
                 jobs = [job for job in page.jobs if not choice.until or (job.finished_at or 0) <= choice.until]
                 # The oldest come first: after one that failed too late there are only such.
                 cursor = page.cursor or "" if len(jobs) == len(page.jobs) else ""
