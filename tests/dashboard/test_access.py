@@ -167,6 +167,19 @@ async def test_a_revoked_token_ends_its_sessions(guarded, monkeypatch):
     assert (await guarded.browser().log_in(token(subject="ann"))).status_code == 401
 
 
+async def test_an_operators_token_can_be_revoked_too(guarded, monkeypatch):
+    operator, other = await guarded.logged_in(operator_token(subject="ann")), await guarded.logged_in(token(subject="ann"))
+    monkeypatch.setattr("holdfast.service.revoked.RENEW_S", 0)
+    monkeypatch.setattr("holdfast.service.revoked.MAX_AGE_S", 0)
+    revoked = Revocation("", "sub", "ann")
+    assert await RevokedTokens(guarded.store).add(revoked)
+    assert (await operator.get("/tenants")).status_code == 303
+    assert (await guarded.browser().log_in(operator_token(subject="ann"))).status_code == 401
+    assert (await other.get("/queues")).status_code == 200
+    assert await RevokedTokens(guarded.store).remove(revoked)
+    assert (await operator.get("/tenants")).status_code == 200
+
+
 @pytest.mark.parametrize("bad", ["", "nonsense", "a.b.c"])
 async def test_a_bad_token_is_refused_with_the_reason(guarded, bad):
     answer = await guarded.browser().log_in(bad)
