@@ -120,7 +120,7 @@ async def _change(connection: Connection, action: Action, jobs: Sequence[Job], *
         items = [Cancel(job.key, not running, job.seq) for job in jobs]
         return Counter(await connection.counted("cancel", connection.live.cancel(items)))
     if action == "purge":
-        return Counter(await purge_jobs(connection, [Purge(job.key, job.finished_at) for job in jobs], jobs))
+        return Counter(await purge_jobs(connection, [Purge(job.key, job.finished_at, job.seq) for job in jobs], jobs))
     answers = await connection.counted("replay", connection.live.replay([job.key for job in jobs]))
     return Counter("replayed" if isinstance(answer, Replayed) else answer.code for answer in answers)
 

@@ -118,7 +118,7 @@ async def _replay(view: View, queue: str, jobs: Sequence[Job]) -> Counter[str]:
 async def _purge(view: View, queue: str, jobs: Sequence[Job]) -> Counter[str]:
     del queue
     connection = Connection(None, view.store, tenant=view.tenant, blobs=view.queue.blobs)
-    return Counter(await purge_jobs(connection, [Purge(job.key, job.finished_at) for job in jobs], jobs))
+    return Counter(await purge_jobs(connection, [Purge(job.key, job.finished_at, job.seq) for job in jobs], jobs))
 
 
 def _progress(text: Callable[[str], str]) -> RunProgress:
