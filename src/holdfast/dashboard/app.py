@@ -29,6 +29,7 @@ from holdfast.dashboard.page import Action, Form, WebPage
 from holdfast.dashboard.pages import PAGES
 from holdfast.dashboard.rendering import STATIC, Templates, static_file
 from holdfast.dashboard.source import Source
+from holdfast.dashboard.turns import Turns
 from holdfast.dashboard.view import NotShown, View, Viewer, tenant_of
 from holdfast.extensions import SingleTenant
 from holdfast.service.errors import STATUS, Refusal, code_of, detail_of
@@ -79,7 +80,8 @@ class Dashboard:
         self._trail, self._note = trail, note
         self._stream_s = stream_s
         self._templates = Templates()
-        self.live = LivePages(store, self._fragment)
+        self._turns = Turns()
+        self.live = LivePages(store, self._fragment, self._turns)
         self._opening = asyncio.Lock()
         self._is_open = False
         routes = [Route(page.path, self._endpoint(self._page, page)) for page in self.pages.values()]
@@ -198,8 +200,9 @@ class Dashboard:
                 raise NotShown(404, "There is no such part of this page.")
             rendered = await self.live.fragment(page, wanted, view)
             return HTMLResponse(rendered.html, headers={"x-fragment-tag": rendered.tag})
-        model = await page.read(view)
-        fragments = {name: await self._fragment(page, name, view) for name in page.fragments}
+        async with self._turns.of(view.viewer):
+            model = await page.read(view)
+            fragments = {name: await self._fragment(page, name, view) for name in page.fragments}
         flash = self.access.sessions.verified("flash", request.cookies.get(FLASH, ""))
         response = self._html(
             request, page.template, view.viewer, view=view, page=page, fragments=fragments,
@@ -246,7 +249,8 @@ class Dashboard:
         ) as facts:  # fmt: skip
             if not view.may(action.scope):
                 raise NotShown(403, f"Your token needs the scope {action.scope} to do this.")
-            done = await action.act(view, form)
+            async with self._turns.of(view.viewer):
+                done = await action.act(view, form)
             facts.update(done.facts)
         self.live.changed(view.tenant)
         response = RedirectResponse(done.to or _back(request, form, view.url(page.path)), 303)

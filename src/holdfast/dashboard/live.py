@@ -21,6 +21,7 @@ import msgspec
 
 from holdfast.core.errors import HoldfastError
 from holdfast.dashboard.page import RENEW_S, WebPage
+from holdfast.dashboard.turns import Turns
 from holdfast.dashboard.view import NotShown, View, Viewer
 from holdfast.store import Hint, Signal, Store
 from holdfast.telemetry.logging import get_logger
@@ -54,8 +55,9 @@ Render = Callable[[WebPage, str, View], Awaitable[Rendered]]
 class LivePages:
     """All the streams and watches of one dashboard."""
 
-    def __init__(self, store: Store, render: Render) -> None:
+    def __init__(self, store: Store, render: Render, turns: Turns) -> None:
         self.render = render
+        self.turns = turns
         self.clean: set[FragmentWatch] = set()
         """The watches that nothing has marked. Hints look at these alone: under load there are few."""
         self._store = store
@@ -76,7 +78,8 @@ class LivePages:
         watch = self._watches.get(_key(page, name, view))
         if watch is not None and watch.rendered is not None:
             return watch.rendered
-        return await self.render(page, name, view)
+        async with self.turns.of(view.viewer):
+            return await self.render(page, name, view)
 
     def changed(self, tenant: str) -> None:
         """Renew what shows this tenant, or all tenants: an action was carried out that may make no hint."""
@@ -218,15 +221,16 @@ class FragmentWatch:
                     await self._marked.wait()
             self._marked.clear()
             self._live.clean.add(self)
-            began = time.monotonic()
             await self._renew()
-            self.cost_s = time.monotonic() - began
             await asyncio.sleep(self._live.pace_s(self.tenant))
 
     async def _renew(self) -> None:
         before = self.rendered
         try:
-            self.rendered = await self._live.render(self._page, self._name, self._view)
+            async with self._live.turns.of(self._view.viewer):
+                began = time.monotonic()
+                self.rendered = await self._live.render(self._page, self._name, self._view)
+                self.cost_s = time.monotonic() - began
         except (HoldfastError, OSError) as error:
             # The page keeps what it shows.
             _log.warning("a page was not renewed", page=self._page.path, error=error)
