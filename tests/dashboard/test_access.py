@@ -168,7 +168,10 @@ async def test_a_revoked_token_ends_its_sessions(guarded, monkeypatch):
 
 
 async def test_an_operators_token_can_be_revoked_too(guarded, monkeypatch):
-    operator, other = await guarded.logged_in(operator_token(subject="ann")), await guarded.logged_in(token(subject="ann"))
+    operator, other = (
+        await guarded.logged_in(operator_token(subject="ann")),
+        await guarded.logged_in(token(subject="ann")),
+    )
     monkeypatch.setattr("holdfast.service.revoked.RENEW_S", 0)
     monkeypatch.setattr("holdfast.service.revoked.MAX_AGE_S", 0)
     revoked = Revocation("", "sub", "ann")
