@@ -328,7 +328,7 @@ async def test_an_action_is_recorded_with_its_user(guarded, caplog):
 
 
 @pytest.mark.parametrize(
-    ("path", "field", "query"),
+    "path, given, query",
     [
         ("/job/purge", {"id": "harmless"}, {"queue": "mail", "id": "bad"}),
         ("/job/purge", {"queue": "other"}, {"queue": "mail", "id": "bad"}),
@@ -337,13 +337,13 @@ async def test_an_action_is_recorded_with_its_user(guarded, caplog):
         ("/queues/pause", {"queue": "mail"}, {"queue": "other"}),
     ],
 )
-async def test_an_action_whose_form_and_address_differ_is_refused(opened, caplog, path, field, query):
+async def test_an_action_whose_form_and_address_differ_is_refused(opened, caplog, path, given, query):
     """Else its line in the trail would name one thing, and the action would take the other."""
     await fail(opened.store, ["bad"])
     browser = opened.browser()
     caplog.set_level("INFO", "holdfast.audit")
     to = f"{path}?{urlencode({'tenant': 'acme', **query})}"
-    assert (await browser.act(to, field, page="/queues?tenant=acme")).status_code == 400
+    assert (await browser.act(to, given, page="/queues?tenant=acme")).status_code == 400
     assert not [record for record in caplog.records if record.name == "holdfast.audit"]
     assert await opened.store.get([JobKey("acme", "mail", "bad")]) != [None]
     assert not (await opened.store.stats("acme", ["mail"]))[0].paused
@@ -363,8 +363,8 @@ async def test_a_run_acts_on_the_queue_that_its_line_in_the_trail_names(opened, 
 @pytest.mark.parametrize("place", ["image", "empty", "iframe", "script"])
 async def test_a_page_of_another_site_cannot_make_a_dashboard_without_login_work(opened, place):
     for path in ("/dead/run?do=purge&tenant=acme", "/proof?doctor=1&tenant=acme", "/live?page=/queues&tenant=acme"):
-        for site in ("cross-site", "same-site"):
-            headers = {"sec-fetch-site": site, "sec-fetch-dest": place, "sec-fetch-mode": "no-cors"}
+        for whose in ("cross-site", "same-site"):
+            headers = {"sec-fetch-site": whose, "sec-fetch-dest": place, "sec-fetch-mode": "no-cors"}
             assert (await opened.browser().get(path, headers=headers)).status_code == 403
     headers = {"sec-fetch-site": "cross-site", "sec-fetch-dest": "document", "sec-fetch-mode": "navigate"}
     assert (await opened.browser().get("/queues?tenant=acme", headers=headers)).status_code == 200

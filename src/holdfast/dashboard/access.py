@@ -64,8 +64,8 @@ class OnLoopback:
     """Any user of this machine, without a login. Requests from elsewhere are refused.
 
     The name in the header Host must be one of this machine: a foreign page whose name resolves to this machine (DNS
-    rebinding) sends its own name. Other sites, and other programs on this machine, can link here: their pages cannot open
-    streams here, or make it work for an image or a frame.
+    rebinding) sends its own name. Other sites, and other programs on this machine, can link here: their pages cannot
+    open streams here, or make it work for an image or a frame.
     """
 
     has_login = takes_tokens = False

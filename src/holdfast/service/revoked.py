@@ -1,4 +1,4 @@
-"""Tokens that an operator has revoked, for each tenant and of operators: by `jti`, by `sub`, or all that were issued before an instant.
+"""Tokens that were revoked, of each tenant and of operators: by `jti`, by `sub`, or all issued before an instant.
 
 Revocations are records in the store (see `records`). A process reads them in the background every `RENEW_S`, and uses
 no copy older than `MAX_AGE_S`: a revoked token works for at most this long.
