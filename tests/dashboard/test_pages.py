@@ -121,6 +121,13 @@ ALLOWED = {
 }  # fmt: skip
 
 
+async def test_an_id_is_no_option_of_a_command_to_copy(opened):
+    id = "--store=redis://evil.example"
+    await opened.queue().enqueue({"n": 1}, queue="mail", id=id)
+    shown = texts(await opened.browser().get("/job", params={"tenant": "acme", "queue": "mail", "id": id}))
+    assert f"holdfast status --tenant acme --queue mail -- {id}" in shown
+
+
 async def test_scripts_and_styles_come_from_files_alone(opened):
     await opened.queue().enqueue({"n": 1}, id="a")
     for path in ("/", "/queues", "/jobs", "/job?queue=default&id=a", "/tenants", "/nowhere"):

@@ -31,7 +31,7 @@ def concerns(view: View, signal: Signal) -> bool:
 async def read(view: View) -> dict[str, Any]:
     """What does not change. 404 if there is no such flow."""
     await _found(view)
-    return {"command": view.command("flow", "show", view.query.get("id", ""))}
+    return {"command": view.command("flow", "show", of=view.query.get("id", ""))}
 
 
 async def read_flow(view: View) -> dict[str, Any]:

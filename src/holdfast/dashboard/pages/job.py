@@ -141,13 +141,13 @@ def _page(view: View, key: JobKey) -> str:
 def _commands(view: View, job: Job) -> list[tuple[str, str]]:
     """What to type for the same in a shell."""
     found = [
-        ("Look at it", view.command("status", job.id, queue=job.queue)),
-        ("Ask why it is where it is", view.command("explain", job.id, queue=job.queue)),
+        ("Look at it", view.command("status", of=job.id, queue=job.queue)),
+        ("Ask why it is where it is", view.command("explain", of=job.id, queue=job.queue)),
     ]
     if view.may_cancel and job.state not in TERMINAL:
-        found.append(("Cancel it", view.command("cancel", job.id, queue=job.queue)))
+        found.append(("Cancel it", view.command("cancel", of=job.id, queue=job.queue)))
     if view.may_act and job.state is JobState.FAILED:
-        found.append(("Replay it", view.command("dlq", "replay", job.id, queue=job.queue)))
+        found.append(("Replay it", view.command("dlq", "replay", of=job.id, queue=job.queue)))
     envelope = job.envelope
     with suppress(HoldfastError):
         payload = json.encode(codec.decode(envelope.payload, envelope.codec)).decode()

@@ -26,7 +26,7 @@ async def read(view: View) -> dict[str, Any]:
         "codec": envelope.codec,
         "commands": [
             ("List the schedules", view.command("schedule", "list")),
-            ("Remove it", view.command("schedule", "remove", view.query.get("name", ""))),
+            ("Remove it", view.command("schedule", "remove", of=view.query.get("name", ""))),
         ],
     }
 
