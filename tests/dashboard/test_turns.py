@@ -7,7 +7,8 @@ import pytest
 from holdfast.core.job import AttemptError, ClaimRequest, Envelope, Finish, JobKey, NewJob
 from holdfast.dashboard import turns
 from holdfast.dashboard.pages import grouping
-from tests.dashboard.support import operator_token, token
+from tests.dashboard.making import chrome
+from tests.dashboard.support import operator_token, served, token
 
 pytestmark = pytest.mark.asyncio
 
@@ -84,3 +85,20 @@ async def test_a_look_reads_few_large_dead_letters_at_a_time_and_keeps_no_payloa
         assert max(sizes) <= grouping.READ_BYTES
         assert not any(job.envelope.payload for job in looks)
         sizes.clear()
+
+
+async def test_a_page_asks_again_for_a_part_that_got_no_turn(opened):
+    queue, asked = opened.queue(), []
+    await queue.enqueue({"n": 1}, queue="first")
+
+    async def handle(route):
+        asked.append(route.request.url)
+        await (route.fulfill(status=503, body="busy") if len(asked) == 1 else route.continue_())
+
+    async with served(opened) as base, chrome(base, expected="503") as page:
+        await page.route("**/*fragment=*", handle)
+        await page.goto("/queues?tenant=acme")
+        await page.wait_for_selector("#status.on")
+        await queue.enqueue({"n": 1}, queue="second")
+        await page.wait_for_selector("text=second")
+    assert len(asked) == 2

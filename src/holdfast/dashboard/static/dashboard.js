@@ -83,6 +83,8 @@ async function fetchWanted() {
       const answer = await fetch(url, { headers: { accept: "text/html" } })
       if (answer.status === 401) { location.reload(); return }
       if (answer.ok) swap(place, await answer.text(), answer.headers.get("x-fragment-tag") ?? tag)
+      // The server is busy: the timer below asks again.
+      else if (answer.status === 429 || answer.status === 503) { wanted.set(name, tag); break }
     }
   } catch {
     // The stream tells again what changed when it is back.
