@@ -227,7 +227,7 @@ class FragmentWatch:
     async def _renew(self) -> None:
         before = self.rendered
         try:
-            async with self._live.turns.of(self._view.viewer):
+            async with self._live.turns.of(self._view.viewer, is_patient=True):
                 began = time.monotonic()
                 self.rendered = await self._live.render(self._page, self._name, self._view)
                 self.cost_s = time.monotonic() - began

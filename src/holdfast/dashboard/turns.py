@@ -30,15 +30,15 @@ class Turns:
         self._own: dict[str, _Own] = {}
 
     @asynccontextmanager
-    async def of(self, viewer: Viewer) -> AsyncGenerator[None]:
-        """A turn, for the block. Raises NotShown after too long a wait."""
+    async def of(self, viewer: Viewer, *, is_patient: bool = False) -> AsyncGenerator[None]:
+        """A turn, for the block. Raises NotShown after too long a wait, unless `is_patient`: nobody waits for it."""
         tenant = viewer.tenant or ""
         own = self._own.setdefault(tenant, _Own())
         own.users += 1
         try:
             async with AsyncExitStack() as held:
                 try:
-                    async with asyncio.timeout(WAIT_S):
+                    async with asyncio.timeout(None if is_patient else WAIT_S):
                         await held.enter_async_context(own.turns)
                         await held.enter_async_context(self._all)
                 except TimeoutError:
