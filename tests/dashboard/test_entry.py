@@ -131,7 +131,7 @@ def test_the_command_prints_the_address_and_ends_on_a_signal(tmp_path):
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_the_command_believes_the_proxies_that_it_is_told_of(tmp_path, trusted):
+def test_the_command_trusts_the_proxies_that_it_is_given(tmp_path, trusted):
     """Behind one that ends TLS, the session's cookie is for TLS alone."""
 
     async def fill():

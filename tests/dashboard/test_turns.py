@@ -31,7 +31,7 @@ class Gate:
         return await self._page(tenant, *args)
 
 
-async def test_a_tenants_pages_are_read_two_at_a_time_and_hold_up_nobody_else(guarded, monkeypatch):
+async def test_a_tenants_pages_are_read_two_at_a_time_and_delay_no_others(guarded, monkeypatch):
     monkeypatch.setattr(turns, "WAIT_S", 60.0)
     mine, theirs = await guarded.logged_in(token("acme")), await guarded.logged_in(token("rival"))
     gate = Gate(guarded.store, "acme")

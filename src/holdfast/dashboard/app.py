@@ -29,7 +29,7 @@ from holdfast.dashboard.page import Action, Form, WebPage
 from holdfast.dashboard.pages import PAGES
 from holdfast.dashboard.rendering import STATIC, Templates, static_file
 from holdfast.dashboard.source import Source
-from holdfast.dashboard.turns import Turns
+from holdfast.dashboard.turns import PageTurns
 from holdfast.dashboard.view import NotShown, View, Viewer, tenant_of
 from holdfast.extensions import SingleTenant
 from holdfast.service.errors import STATUS, Refusal, code_of, detail_of
@@ -80,7 +80,7 @@ class Dashboard:
         self._trail, self._note = trail, note
         self._stream_s = stream_s
         self._templates = Templates()
-        self._turns = Turns()
+        self._turns = PageTurns()
         self.live = LivePages(store, self._fragment, self._turns)
         self._opening = asyncio.Lock()
         self._is_open = False

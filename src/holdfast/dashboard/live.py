@@ -5,8 +5,8 @@ then it is read and drawn again, once for all, and its viewers are notified if i
 for what is on a screen, and for nothing else, and it makes no difference how many look at the same.
 
 The pace: a fragment is renewed at most once in `PACE_S`. It is renewed more slowly, down to once in `SLOWEST_S`, while
-renewals would take more than `SHARE` of the time, and even more slowly while they would take more than `MOST`. Each
-tenant that looks has the same part of that: pages that cost much slow down no other tenant's.
+renewals would take more than `SHARE` of the time, and even more slowly while they would take more than `MAX_SHARE`.
+Each tenant that looks has the same part of that: pages that cost much slow down no other tenant's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.core.errors import HoldfastError
 from holdfast.dashboard.page import RENEW_S, WebPage
-from holdfast.dashboard.turns import Turns
+from holdfast.dashboard.turns import PageTurns
 from holdfast.dashboard.view import NotShown, View, Viewer
 from holdfast.store import Hint, Signal, Store
 from holdfast.telemetry.logging import get_logger
@@ -29,7 +29,7 @@ from holdfast.telemetry.logging import get_logger
 _log = get_logger(__name__)
 
 PACE_S, SLOWEST_S = 1.0, 10.0
-SHARE, MOST = 0.02, 0.1
+SHARE, MAX_SHARE = 0.02, 0.1
 FETCH_S = 0.001
 """About what one viewer's fetch of a changed fragment costs."""
 BEAT_S = 15.0
@@ -55,7 +55,7 @@ Render = Callable[[WebPage, str, View], Awaitable[Rendered]]
 class LivePages:
     """All the streams and watches of one dashboard."""
 
-    def __init__(self, store: Store, render: Render, turns: Turns) -> None:
+    def __init__(self, store: Store, render: Render, turns: PageTurns) -> None:
         self.render = render
         self.turns = turns
         self.clean: set[FragmentWatch] = set()
@@ -141,7 +141,7 @@ class LivePages:
         for watch in self._watches.values():
             costs[watch.tenant] = costs.get(watch.tenant, 0.0) + watch.cost_s + FETCH_S * watch.viewers
         cost = costs[tenant] * len(costs)
-        return max(PACE_S, min(SLOWEST_S, cost / SHARE), cost / MOST)
+        return max(PACE_S, min(SLOWEST_S, cost / SHARE), cost / MAX_SHARE)
 
     def forget(self, key: Key) -> None:
         """Drop a watch without viewers."""

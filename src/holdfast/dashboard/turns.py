@@ -22,7 +22,7 @@ class _Own(Struct):
     users: int = 0
 
 
-class Turns:
+class PageTurns:
     """Turns to read a page, in order of arrival. The viewers of one tenant have few of them. [TENANT-4]"""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Turns:
 
     @asynccontextmanager
     async def of(self, viewer: Viewer, *, is_patient: bool = False) -> AsyncGenerator[None]:
-        """A turn, for the block. Raises NotShown after too long a wait, unless `is_patient`: nobody waits for it."""
+        """A turn, for the block. Raises NotShown after too long a wait, unless `is_patient`."""
         tenant = viewer.tenant or ""
         own = self._own.setdefault(tenant, _Own())
         own.users += 1
