@@ -40,7 +40,7 @@ def events(
     queue: Annotated[str | None, typer.Option("--queue", "-q", help="Only events of this queue.")] = None,
     json: Json = False,
 ) -> None:
-    """Print the tenant's events in order. With --json, one JSON document a line."""
+    """Print the tenant's events in order. With --json, one JSON document per line."""
     from holdfast.core.events import EventKind
 
     kinds = words("kind", kind)

@@ -1,8 +1,8 @@
 """Live pages: which fragment changed, as server-sent events. A page holds one stream, and fetches what changed.
 
 A fragment on a screen has one `FragmentWatch`, shared by all viewers with equal rights. Hints of the store mark it;
-then it is read and drawn again, once for all, and its viewers are notified if it looks different. So a store is read
-for what is on a screen, and for nothing else, and it makes no difference how many look at the same.
+then it is read and drawn again, once for all, and its viewers are notified if it looks different. So the store is read
+only for what is on a screen, and once for all its viewers.
 
 The pace: a fragment is renewed at most once in `PACE_S`. It is renewed more slowly, down to once in `SLOWEST_S`, while
 renewals would take more than `SHARE` of the time, and even more slowly while they would take more than `MAX_SHARE`.
@@ -31,9 +31,9 @@ _log = get_logger(__name__)
 PACE_S, SLOWEST_S = 1.0, 10.0
 SHARE, MAX_SHARE = 0.02, 0.1
 FETCH_S = 0.001
-"""About what one viewer's fetch of a changed fragment costs."""
+"""The approximate time that it takes to serve a changed fragment to one viewer."""
 BEAT_S = 15.0
-"""How often a stream says that it lives, and asks whether its viewer may still look."""
+"""How often a stream sends a sign of life, and checks that its viewer may still look."""
 MAX_STREAMS, MAX_STREAMS_PER_TENANT = 1000, 200
 
 HINTS = frozenset({Hint.EVENTS, Hint.READY})
@@ -43,7 +43,7 @@ Key = tuple[object, ...]
 
 
 class Rendered(NamedTuple):
-    """A fragment as HTML. Equal tags: equal looks, apart from how long ago things were."""
+    """A fragment as HTML. Fragments with the same tag look the same, except for ages."""
 
     html: str
     tag: str
@@ -59,7 +59,7 @@ class LivePages:
         self.render = render
         self.turns = turns
         self.clean: set[FragmentWatch] = set()
-        """The watches that nothing has marked. Hints look at these alone: under load there are few."""
+        """The watches that nothing has marked. A hint is compared with these only: under load there are few."""
         self._store = store
         self._watches: dict[Key, FragmentWatch] = {}
         self._streams: dict[str, int] = {}
@@ -82,7 +82,7 @@ class LivePages:
             return await self.render(page, name, view)
 
     def changed(self, tenant: str) -> None:
-        """Renew what shows this tenant, or all tenants: an action was carried out that may make no hint."""
+        """Renew the fragments about this tenant or all tenants, after an action that may make no hint."""
         for watch in list(self._watches.values()):
             if watch.tenant in ("", tenant):
                 watch.mark()

@@ -322,7 +322,7 @@ class Purge(Request):
 
 
 class SetResultTtl(Request):
-    """Keeps one finished job for this long from now. With `sequence`, only that job of the id. [RESULT-1]"""
+    """Keeps one finished job for this long from now. With `sequence`, no other job under the id. [RESULT-1]"""
 
     id: JobId
     result_ttl_s: Kept
@@ -332,7 +332,7 @@ class SetResultTtl(Request):
 class Cancel(Request):
     """Cancels one job. With `only_waiting`, a running job is not canceled. [CANCEL-1 to CANCEL-3]
 
-    With `sequence`, only that job of the id: an earlier or later one is not found.
+    With `sequence`, an earlier or later job under the id is not found.
     """
 
     id: JobId
@@ -355,7 +355,7 @@ class SetResultTtlBatch(Request):
 class PurgeJob(Request):
     """Purges one finished job. With `finished_at`, only if it has not run again since. [KEEP-1]
 
-    With `sequence`, only that job of the id: an earlier or later one is not found.
+    With `sequence`, an earlier or later job under the id is not found.
     """
 
     id: JobId

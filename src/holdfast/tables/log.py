@@ -85,7 +85,7 @@ class TableLog:
         return self._readers.pop((tenant, name), None) is not None
 
     def readers(self, tenant: str | None) -> list[Reader]:
-        """The readers of a tenant, or those of no tenant."""
+        """The readers registered for a tenant; None: those registered for all tenants."""
         known = sorted(self._readers.items(), key=str)
         return [Reader(tenant, name, str(position)) for (owner, name), position in known if owner == tenant]
 

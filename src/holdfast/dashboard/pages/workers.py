@@ -16,9 +16,9 @@ from holdfast.store import PAGE_LIMIT, ListQuery, Signal, WorkerInfo, WorkerPage
 
 SHOWN, QUEUES_SHOWN = 50, 8
 MAX_PAGES = 10
-"""The pages of workers in which one is looked for."""
+"""The most pages of workers to search for one."""
 READ, MAX_LOOKED = 100, 1000
-"""The leased jobs that are read at a time, and at most."""
+"""How many leased jobs to read at a time, and in all."""
 STALE_MS = 20_000
 """A worker reports every 10 s, and counts as living for 30 s."""
 LEASED = frozenset({JobState.LEASED})
@@ -62,7 +62,7 @@ async def read_one(view: View) -> dict[str, Any]:
 
 
 def at_times(view: View, signal: Signal) -> bool:
-    """A fragment that no hint is about: heartbeats make none. It is renewed every few seconds."""
+    """No hint is about this fragment, as heartbeats make none. It is renewed every few seconds."""
     del view, signal
     return False
 
@@ -80,12 +80,12 @@ def shows(view: View, worker: WorkerInfo) -> bool:
 
 
 def sees_host(view: View, worker: WorkerInfo) -> bool:
-    """Whether the viewer may know where it runs, and how busy it is: that of a fleet for all tenants is not theirs."""
+    """Whether the viewer may know where it runs and how busy it is. For a worker of all tenants only operators may."""
     return view.viewer.is_operator or worker.tenant == view.tenant
 
 
 def queues_of(view: View, worker: WorkerInfo) -> list[str]:
-    """Some of its queues. None: it serves any."""
+    """Some of its queues. Empty: it serves any."""
     return [name for name in worker.queues if view.sees(name)][:QUEUES_SHOWN]
 
 
@@ -107,7 +107,7 @@ async def _find(view: View, id: str) -> WorkerInfo | None:
 
 
 async def _held(view: View, id: str) -> tuple[Sequence[Job], bool]:
-    """The leased jobs of a worker among those looked at, and whether all were."""
+    """The leased jobs of a worker among those that were read, and whether all were read."""
     queues = await queue_page(view, None, PAGE_LIMIT)
     busy = [one.queue for one in queues.queues if view.sees(one.queue) and one.counts.get(JobState.LEASED)]
     found: list[Job] = []
