@@ -83,9 +83,9 @@ def tenant_cursor(cursor: str | None) -> tuple[str, str]:
 def tenant_page_of(
     with_jobs: Sequence[str], with_settings: Sequence[str], stop: tuple[str, str] | None, limit: int
 ) -> TenantPage:
-    """A page of the next tenants with jobs and of the next with settings. `stop`: where the search for jobs ended.
+    """A page of the next tenants with jobs and of the next with settings.
 
-    It is after a tenant, or inside one whose jobs have not been found yet.
+    `stop` is the place where the search for jobs ended: after a tenant, or inside one that was not searched to its end.
     """
     names = sorted({*with_jobs, *with_settings} - {OPERATOR})
     if stop is not None:
@@ -206,7 +206,7 @@ def list_page(jobs: Iterable[Job], query: ListQuery, now: int) -> Page:
 
 
 def queue_stats(queue: str, jobs: Iterable[Job], now: int, *, paused: bool) -> QueueStats:
-    """The counts of a tenant queue, of all its jobs."""
+    """The counts of a tenant queue, from all its jobs."""
     counts = dict.fromkeys(JobState, 0)
     oldest: int | None = None
     for job in jobs:

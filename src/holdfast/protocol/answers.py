@@ -151,7 +151,7 @@ class Claimed(Answer):
     jobs: list[ClaimedJob]
     now: datetime
     waited_s: float = 0.0
-    """How long the claim waited at least. The leases began after that."""
+    """The claim waited at least this long. The leases began after that."""
 
 
 class Finished(Answer):
