@@ -64,7 +64,7 @@ def token(
 ) -> None:
     """Print a signed token for the HTTP service, for development. With a subcommand, revoke tokens.
 
-    The scope `operator` makes a token for all tenants, without --tenant. It opens the dashboard, and the routes that
+    The scope `operator` makes a token for all tenants: leave out --tenant. It opens the dashboard, and the routes that
     list workers and tenants and change settings.
     """
     if ctx.invoked_subcommand is not None:

@@ -110,7 +110,7 @@ class Dashboard:
         await self._app(scope, receive, send)
 
     async def open(self) -> None:
-        """Open the store and read the keys. Twice is harmless; the first request does it too."""
+        """Open the store and read the keys. Calling it twice is harmless; the first request does it too."""
         if self._is_open:
             return
         async with self._opening:

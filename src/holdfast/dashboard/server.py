@@ -57,9 +57,9 @@ def in_service(
     proof: Path | None = None,
     oidc: OidcSettings | None = None,
 ) -> Dashboard:
-    """The pages of a service, for the holders of its tokens, and for those whom an issuer names.
+    """The pages of a service, for the holders of its tokens, and for people whom an issuer names.
 
-    `is_open` on loopback, for development.
+    `is_open` asks for no token, on loopback only, for development.
     """
     issuer = None if oidc is None else Issuer(oidc)
 

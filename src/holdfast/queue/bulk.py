@@ -40,11 +40,11 @@ class BulkOptions(JobFilter, total=False):
 class BulkStep(Struct, frozen=True):
     """What one step did, or with `dry_run` would do. Call again with its `cursor` until that is None.
 
-    A step looks at a bounded number of jobs: it may change none and still have a cursor.
+    A step reads a bounded number of jobs: it may change none and still have a cursor.
     """
 
     count: int
-    """The jobs that were changed. In a dry run those that match: if there is a cursor, at least as many."""
+    """How many jobs were changed. In a dry run, how many match: at least this many, if there is a cursor."""
     sample: tuple[JobKey, ...]
     """Some of the jobs that match."""
     refused: dict[str, int] = {}

@@ -19,9 +19,9 @@ from holdfast.queue.connection import Connection
 from holdfast.store import QueueStats, Store, WorkerInfo
 
 WORKER_PAGES = 10
-"""The most pages of workers that are looked at."""
+"""The most pages of workers to read."""
 QUEUE_PAGES = 10
-"""The most pages of queues that are counted for a quota of the tenant."""
+"""The most pages of queues to count for a quota of the tenant."""
 
 
 async def explain_job(connection: Connection, key: JobKey) -> Explanation:

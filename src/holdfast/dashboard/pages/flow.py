@@ -19,7 +19,7 @@ from holdfast.store import Signal
 SHOWN = 200
 """The steps in one page of the table."""
 EXPLAINED = 4
-"""The waiting steps whose reason is read from the store; the pages of the others say theirs."""
+"""The most waiting steps whose reason is read from the store. The others show it on their own pages."""
 
 
 def concerns(view: View, signal: Signal) -> bool:

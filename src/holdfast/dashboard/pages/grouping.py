@@ -23,10 +23,10 @@ READ, FIRST = 100, 10
 READ_BYTES = 4 * 1024 * 1024
 """About the most bytes of payloads and errors that are read at a time."""
 LOOK, LOOK_S = 2000, 0.15
-"""The most dead letters of one look, and how long it takes at most."""
+"""The most dead letters of one look, and the longest time it takes."""
 
 SHORT_PAGE = 20
-"""The most queues that are all read, also those without a dead letter by their count."""
+"""Up to this many queues, all are read, even those whose count of dead letters is 0."""
 
 
 class Choice(Struct, frozen=True):
@@ -129,7 +129,7 @@ async def pages(view: View, choice: Choice, at: str, size: int) -> AsyncGenerato
                 step = min(size, max(1, READ_BYTES // max(map(_bytes_of, page.jobs), default=1)))
                 await asyncio.sleep(0)  # A store in memory gives the loop no turn by itself.
                 jobs = [job for job in page.jobs if not choice.until or (job.finished_at or 0) <= choice.until]
-                # The oldest come first: after one that failed too late there are only such.
+                # The oldest come first: if one failed too late, so did all that follow.
                 cursor = page.cursor or "" if len(jobs) == len(page.jobs) else ""
                 yield jobs, f"{table},{name},{cursor}" if cursor else after
                 if not cursor:

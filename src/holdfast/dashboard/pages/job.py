@@ -76,7 +76,7 @@ async def _why(view: View, job: Job) -> Explanation | None:
 
 
 async def _why_not(view: View) -> str:
-    """Why there is no such job: a step of a flow may only begin later. Its flow may have queues that are hidden."""
+    """Why there is no such job: it may be a step that has not begun. The viewer may not see all queues of its flow."""
     if view.viewer.queues is not None:
         return "There is no such job. A finished job is forgotten when its time is over."
     key = _key(view)

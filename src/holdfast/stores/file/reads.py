@@ -106,7 +106,7 @@ def key_holders(db: sqlite3.Connection, items: Sequence[NewJob]) -> list[str | N
 def list_jobs(db: sqlite3.Connection, query: ListQuery) -> Page:
     """A page of jobs: waiting ones in claim order, then leased ones by deadline, then ended ones by time.
 
-    Or all of them by time.
+    With `newest`, all of them by time, the latest first.
     """
     at = now(db)
     lane = _lane(db, query.tenant, query.queue, {})

@@ -103,9 +103,7 @@ async def _check_place(joined: Joined, client: PostgresClient) -> None:
         raise InvalidOption(OPTION, "it leads to a replica, which takes no changes; connect to the primary")
     there, here = theirs["name"], ours["name"]
     where = f"the database {there!r}" if there != here else f"another server's database {there!r}"
-    reason = (
-        f"it leads to {where}, and the jobs are in {here!r} at {client.shown}; a transaction has only one database"
-    )
+    reason = f"it leads to {where}, and the jobs are in {here!r} at {client.shown}; a transaction has only one database"
     raise InvalidOption(OPTION, reason)
 
 

@@ -133,7 +133,7 @@ async def an_ended_id_is_enqueued_again_only_within_the_budgets(h: Harness) -> N
 
 @rule("TENANT-5")
 async def concurrent_reads_of_the_usage_count_each_job_once(h: Harness) -> None:
-    """Otherwise each read would add to the room what was enqueued before it."""
+    """A read does not free the room of jobs that were enqueued before it."""
     await allow(h, max_jobs=3)
     await h.queued("a", "b")
     await usage(h)
