@@ -6,7 +6,7 @@ only for what is on a screen, and once for all its viewers.
 
 The pace: a fragment is renewed at most once in `PACE_S`. It is renewed more slowly, down to once in `SLOWEST_S`, while
 renewals would take more than `SHARE` of the time, and even more slowly while they would take more than `MAX_SHARE`.
-Each tenant that looks has the same part of that: pages that cost much slow down no other tenant's.
+The tenants that look share this time equally, so the costly pages of one do not slow down another's.
 """
 
 from __future__ import annotations
