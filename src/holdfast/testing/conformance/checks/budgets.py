@@ -211,6 +211,7 @@ async def a_held_key_answers_with_its_job_even_over_a_budget(h: Harness) -> None
     await h.queued("b", idempotency=lasting, result_ttl_ms=60 * SECOND)
     a, b = await h.claim(2)
     h.accepted(await h.complete(b), JobState.COMPLETED)
+    await usage(h)
     await allow(h, max_jobs=1)
     answers = await h.store.enqueue(
         [h.new("c", idempotency=held), h.new("d", idempotency=free), h.new("e", idempotency=lasting), h.new("f")]
