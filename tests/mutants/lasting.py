@@ -45,39 +45,6 @@ def purge_without_event(bug: Bug) -> None:
     bug.log(lambda event: [] if event.kind == "purged" else [event])
 
 
-@mutant("EVENT-1", stores=CORE, seen_by="a_canceled_event_names_the_operator")
-def a_canceled_event_has_no_operator(bug: Bug) -> None:
-    """The event of a cancel does not say who canceled."""
-
-    def cancel(original: Planted, job: Job, now: int, keep: Any, by: str) -> Event:
-        del by
-        return original(job, now, keep)
-
-    bug.around(lifecycle, "cancel", cancel)
-
-
-@mutant("EVENT-1", stores=CORE, seen_by="a_replayed_event_names_the_operator")
-def a_replayed_event_has_no_operator(bug: Bug) -> None:
-    """The event of a replay does not say who replayed."""
-
-    def replay(original: Planted, job: Job, now: int, by: str) -> Event:
-        del by
-        return original(job, now)
-
-    bug.around(lifecycle, "replay", replay)
-
-
-@mutant("EVENT-1", stores=CORE, seen_by="a_purged_event_names_the_operator")
-def a_purged_event_has_no_operator(bug: Bug) -> None:
-    """The event of a purge does not say who purged."""
-
-    def purge(original: Planted, job: Job, now: int, counted: Any, by: str) -> Event:
-        del by
-        return original(job, now, counted)
-
-    bug.around(lifecycle, "purge", purge)
-
-
 @mutant("EVENT-1")
 def event_with_the_wrong_attempt(bug: Bug) -> None:
     """An event has the number of the next attempt, not of its own."""

@@ -23,24 +23,6 @@ def result_is_kept_from_the_claim_on(bug: Bug) -> None:
     ))  # fmt: skip
 
 
-@mutant("EVENT-1", stores=REDIS, seen_by="a_canceled_event_names_the_operator")
-def a_canceled_event_has_no_operator_in_lua(bug: Bug) -> None:
-    """The event of a cancel does not say who canceled."""
-    bug.lua("cancel", "EVENT_CANCELED, item[5]", "EVENT_CANCELED, ''")
-
-
-@mutant("EVENT-1", stores=REDIS, seen_by="a_replayed_event_names_the_operator")
-def a_replayed_event_has_no_operator_in_lua(bug: Bug) -> None:
-    """The event of a replay does not say who replayed."""
-    bug.lua("replay", "[EXTRA_REPLAYS], by)", "[EXTRA_REPLAYS], '')")
-
-
-@mutant("EVENT-1", stores=REDIS, seen_by="a_purged_event_names_the_operator")
-def a_purged_event_has_the_operator_of_the_first(bug: Bug) -> None:
-    """The events of a batch all name who purged the first job."""
-    bug.lua("purge", "number, series, item[5]", "number, series, request[1][5]")
-
-
 @mutant("KEEP-1", stores=REDIS)
 def failed_jobs_are_kept_like_canceled_ones(bug: Bug) -> None:
     """Dead letters are gone after a day."""
