@@ -9,7 +9,7 @@ from tests.mutants.planting import STORES, Bug, Planted, mutant
 
 
 @mutant("EVENT-1", stores=STORES, seen_by="a_canceled_event_names_the_operator")
-def a_canceled_event_names_nobody(bug: Bug) -> None:
+def a_canceled_event_lacks_its_operator(bug: Bug) -> None:
     """The event of a cancel does not say who canceled."""
     _drop(bug, "cancel")
     for store in ("redis", "shards"):
@@ -17,7 +17,7 @@ def a_canceled_event_names_nobody(bug: Bug) -> None:
 
 
 @mutant("EVENT-1", stores=STORES, seen_by="a_replayed_event_names_the_operator")
-def a_replayed_event_names_nobody(bug: Bug) -> None:
+def a_replayed_event_lacks_its_operator(bug: Bug) -> None:
     """The event of a replay does not say who replayed."""
     _drop(bug, "replay")
     for store in ("redis", "shards"):
@@ -25,7 +25,7 @@ def a_replayed_event_names_nobody(bug: Bug) -> None:
 
 
 @mutant("EVENT-1", stores=STORES, seen_by="a_purged_event_names_the_operator")
-def a_purged_event_names_nobody(bug: Bug) -> None:
+def a_purged_event_lacks_its_operator(bug: Bug) -> None:
     """The event of a purge does not say who purged."""
     _drop(bug, "purge")
     for store in ("redis", "shards"):
