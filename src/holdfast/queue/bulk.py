@@ -128,7 +128,8 @@ async def _change(
         items = [Cancel(job.key, not running, job.seq, by) for job in jobs]
         return Counter(await connection.counted("cancel", connection.live.cancel(items)))
     if action == "purge":
-        return Counter(await purge_jobs(connection, [Purge(job.key, job.finished_at, job.seq, by) for job in jobs], jobs))
+        gone = [Purge(job.key, job.finished_at, job.seq, by) for job in jobs]
+        return Counter(await purge_jobs(connection, gone, jobs))
     answers = await connection.counted("replay", connection.live.replay([job.key for job in jobs], by=by))
     return Counter("replayed" if isinstance(answer, Replayed) else answer.code for answer in answers)
 
