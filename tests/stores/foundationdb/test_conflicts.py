@@ -1,4 +1,4 @@
-"""No key is written by everybody: enqueues never conflict, and claims only over the jobs that they lease. [CLAIM-4]"""
+"""No two enqueues write the same key: enqueues never conflict, and claims only over the jobs that they lease. [CLAIM-4]"""
 
 import asyncio
 from collections import Counter
