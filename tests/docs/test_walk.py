@@ -37,7 +37,7 @@ def test_every_function_in_the_walk_exists(file: str, name: str) -> None:
 
 
 def test_the_walk_names_every_store() -> None:
-    for store in ("memory", "file", "redis", "postgres", "http"):
+    for store in ("memory", "file", "redis", "postgres", "foundationdb", "http"):
         assert any(file.startswith(f"stores/{store}/") for file, _ in NAMED)
 
 
