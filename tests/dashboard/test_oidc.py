@@ -26,7 +26,7 @@ from tests.dashboard.support import NO_TLS, TOKENS, operator_token, site, texts,
 pytestmark = pytest.mark.asyncio
 
 PUBLIC = "http://localhost:8001"
-OVER = "This login is over."
+OVER = "This login has expired or was already used."
 
 
 def settings(issuer, **changes):

@@ -1,14 +1,14 @@
 """The dashboard: pages in a browser to see, understand and act. Needs `pip install 'holdfast[dashboard]'`.
 
     app          the application: its routes, and the checks of every request
-    guard        the headers of every answer            access       who looks: by token, or on loopback
+    guard        the headers of every answer            access       who may look: by token, or on loopback
     oidc         login at an issuer                     graph        a flow as SVG
     sessions     signed cookies                         source       the store, its tenants and Queues
     page         what a page is                         view         one request for a page
     live         which fragment of a page changed       rendering    templates; `showing`: how values are shown
     histories    what happened to one job               timeline     the same as SVG
     rates        throughput, from the log while a page shows it
-    recent       the newest events of each tenant that is looked at
+    recent       the newest events of each tenant on a screen
     server       a process of its own                   mounting     in your own application
     pages/       one file for each page: what it reads, and its actions
     templates/   its HTML                               static/      the style sheet and the script

@@ -1,4 +1,4 @@
-"""Who looks: any user of this machine, the holder of a token, or who an issuer names (see `oidc`)."""
+"""Who may look: any user of this machine, the holder of a token, or a person whom an issuer names (see `oidc`)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from holdfast.service.tokens import Caller, Tokens, refused
 from holdfast.store import Store
 
 COOKIE, SAFE_COOKIE = "holdfast-session", "__Host-holdfast-session"
-"""With TLS, a browser accepts the second name from this host alone, and sends it back over TLS alone."""
+"""The second name is for TLS: browsers accept it from this host alone, and send it back over TLS alone."""
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 
 class Access(Protocol):
-    """Decides who looks."""
+    """Decides who may look."""
 
     sessions: Sessions
 
@@ -35,12 +35,12 @@ class Access(Protocol):
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether a pasted token is a login."""
+        """Whether one can log in by pasting a token."""
         ...
 
     @property
     def issuer(self) -> Issuer | None:
-        """Who else logs people in."""
+        """The issuer where people can log in, if there is one."""
         ...
 
     async def open(self) -> None:
@@ -48,24 +48,24 @@ class Access(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release what is held."""
+        """Release what was opened."""
         ...
 
     async def viewer(self, request: Request) -> Viewer | None:
-        """Who sends a request; None: they must log in first. Raises NotShown."""
+        """The sender of a request. None: they must log in first. Raises NotShown."""
         ...
 
     async def holds(self, viewer: Viewer) -> bool:
-        """Whether a viewer may go on looking: a stream asks now and then."""
+        """Whether a viewer may still look. A stream asks this regularly."""
         ...
 
 
 class OnLoopback:
     """Any user of this machine, without a login. Requests from elsewhere are refused.
 
-    The name in the header Host must be one of this machine: a foreign page whose name resolves to this machine (DNS
-    rebinding) sends its own name. Other sites, and other programs on this machine, can link here: their pages cannot
-    open streams here, or make it work for an image or a frame.
+    The header Host must name this machine: a foreign page whose name resolves to this machine (DNS rebinding) sends its
+    own name. Other sites, and other programs on this machine, can link here. But their pages cannot open streams, or
+    load anything from here as an image or a frame.
     """
 
     has_login = takes_tokens = False
@@ -82,13 +82,13 @@ class OnLoopback:
 
     async def viewer(self, request: Request) -> Viewer | None:
         if not is_loopback(_host_of(request.headers.get("host", ""))):
-            raise NotShown(403, "This dashboard answers to localhost alone.")
+            raise NotShown(403, "This dashboard answers only on localhost.")
         client = request.client
         if client is None or not is_loopback(client.host) or any(name in request.headers for name in _FORWARDED):
             raise NotShown(403, "This dashboard is for this machine alone. Behind a proxy, use tokens.")
         site, place = request.headers.get("sec-fetch-site"), request.headers.get("sec-fetch-dest")
         if site in ("cross-site", "same-site") and place != "document":
-            raise NotShown(403, "A page of another site asks for this.")
+            raise NotShown(403, "A page of another site sent this request.")
         return Viewer("local", None, EVERYTHING)
 
     async def holds(self, viewer: Viewer) -> bool:
@@ -99,7 +99,7 @@ class OnLoopback:
 class ByToken:
     """The holder of a token of the HTTP service, who pastes it once and gets a session. [TENANT-1]
 
-    With an `issuer`, also who logs in there; without `tokens`, those alone.
+    With an `issuer`, people can log in there too. Without `tokens`, they can log in only there.
     """
 
     has_login = True
@@ -128,7 +128,7 @@ class ByToken:
         key: bytes | None = None,
         oidc: OidcSettings | None = None,
     ) -> ByToken:
-        """With keys and revocations of its own."""
+        """An instance with keys and revocations of its own."""
         given = TokenSettings() if settings is None else settings.check()
         keys = Keys(given.hs256_key, given.jwks)
         tokens = None if settings is None else Tokens(given, keys, Limits())
@@ -161,9 +161,9 @@ class ByToken:
         return self.sessions.lasts(viewer)
 
     async def log_in(self, token: str, address: str) -> Viewer:
-        """The viewer that a token names. Raises a refusal: of the token, or after too many bad ones."""
+        """The viewer that a token names. Raises Refusal for a bad token, or after too many bad ones."""
         if self._tokens is None:
-            raise refused("this dashboard takes none")
+            raise refused("this dashboard accepts no tokens")
         caller = await self._tokens.caller(b"Bearer " + token.encode(errors="replace"), address, operators=True)
         await self._revoked.check(caller)
         return Viewer(
@@ -173,7 +173,7 @@ class ByToken:
 
 
 def _caller(viewer: Viewer) -> Caller:
-    """The caller of the token that a session began with, for the list of revoked tokens."""
+    """The caller that the token of a session named, to look it up in the list of revoked tokens."""
     return Caller(
         viewer.tenant or "", viewer.scopes, viewer.queues, viewer.name, viewer.expires_at or 0.0, b"",
         viewer.token_id, viewer.issued_at,

@@ -46,7 +46,7 @@ MAX_COOKIE = 3800
 FLASH, FLASH_S = "holdfast-done", 30
 _YEAR = "public, max-age=31536000, immutable"
 _OURS = ("fragment", "page", "tenant")
-"""Parameters that no page has for itself."""
+"""Parameters of the dashboard itself, not of a page."""
 
 
 class LoginNeeded(Exception):
@@ -56,8 +56,9 @@ class LoginNeeded(Exception):
 class Dashboard:
     """The pages of one store. An ASGI application; `lifespan` opens and closes what it holds.
 
-    `trail` is called with each line of the audit log, besides the logger. `note` is called with each request's viewer:
-    it may refuse, and count. `proof` is the directory whose certificate and audit the page Proof shows.
+    `trail` is called with each line of the audit log, besides the logger. `note` is called with each request and its
+    viewer: it may count or refuse the request. The page Proof shows the certificate and the audit in the directory
+    `proof`.
     """
 
     def __init__(
@@ -236,7 +237,7 @@ class Dashboard:
     # Actions -----------------------------------------------------------------------------------------------
 
     async def _act(self, request: Request, page: WebPage, action: Action) -> Response:
-        """Check who, from where and with which rights; act; record; show the page again."""
+        """Check the sender, the origin and the rights; act; record it; show the page again."""
         check_origin(request.headers)
         view = await self._view(request, page, action.path)
         form = Form(await form_of(request))
@@ -259,7 +260,7 @@ class Dashboard:
 
     def _check_form(self, form: Form, viewer: Viewer | None) -> None:
         if not compare_digest(form.text("form_token").encode(), self.access.sessions.form_token(viewer).encode()):
-            raise NotShown(403, "This form is not of your session. Load the page again, then send it once more.")
+            raise NotShown(403, "This form is not from your session. Load the page again, then send it once more.")
 
     # Login -------------------------------------------------------------------------------------------------
 
@@ -302,14 +303,14 @@ class Dashboard:
         return self.access.issuer
 
     async def _begin_at_issuer(self, request: Request) -> Response:
-        """Send the browser to the issuer. A link leads here: the policy lets no form lead elsewhere."""
+        """Redirect the browser to the issuer. A link leads here, since our policy lets no form end at another site."""
         to, pending = await self._issuer().begin(_inside(request, request.query_params.get("next")))
         response = RedirectResponse(to, 303)
         self._set_pending(request, response, self.access.sessions.sign("oidc", json.encode(pending)), PENDING_S)
         return response
 
     async def _return_from_issuer(self, request: Request) -> Response:
-        """Take in who comes back. The page that follows asks for the next one: to that, the new cookie is sent."""
+        """Log in a person who comes back. The answer is a page and no redirect: see continue.html."""
         issuer = self._issuer()
         data = self.access.sessions.verified("oidc", request.cookies.get(_pending_name(issuer), ""))
         pending = None if data is None else json.decode(data, type=Pending)
@@ -325,7 +326,7 @@ class Dashboard:
         return response
 
     def _set_pending(self, request: Request, response: Response, value: str, max_age: int) -> None:
-        """The cookie of a login in progress. Lax: it must come along when the issuer sends the browser back."""
+        """Set the cookie of a login in progress. With Lax, browsers send it when they come back from the issuer."""
         issuer = self._issuer()
         path = "/" if issuer.is_secure else _base(request) or "/"
         response.set_cookie(
@@ -342,7 +343,7 @@ class Dashboard:
         return response
 
     def _to_login(self, request: Request) -> Response:
-        """The login for a page that was asked for; a plain refusal for parts of pages and for actions."""
+        """Redirect requests for pages to the login. Refuse requests for parts of pages, and actions."""
         if request.method != "GET" or "fragment" in request.query_params or request.url.path.endswith("/live"):
             return self._error(request, 401, "Your session is over. Log in again.")
         asked = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
@@ -381,12 +382,12 @@ class Dashboard:
 
     async def _not_routed(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        why = "There is no such page." if status == 404 else "This address takes no such request."  # noqa: PLR2004
+        why = "There is no such page." if status == 404 else "This address takes no such requests."  # noqa: PLR2004
         return self._error(request, status, why)
 
 
 def _agreed(view: View, form: Form, action: Action) -> tuple[Form, dict[str, str]]:
-    """The form and the view's query with the same facts, and these: what is recorded is what is acted on."""
+    """Give the form and the view's query the same facts, so that the trail records what is acted on. Returns both."""
     named = {name: form.fields.get(name) or view.query.get(name, "") for name in action.facts}
     if any(view.query.get(name, text) != text for name, text in named.items()):
         raise NotShown(400, "This form and its address name different things.")

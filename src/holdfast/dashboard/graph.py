@@ -1,7 +1,7 @@
 """A flow as SVG: its steps in layers from left to right, each with the colour of its state.
 
-A large flow stays readable: steps that wait for the same, are waited for by the same and are of the same type become
-one box, then chains do. Boxes of a layer beyond `MAX_ROWS` and layers beyond `MAX_LAYERS` become one box, too.
+In a large flow, steps share boxes: first steps of one type that have the same steps before and after them, then chains.
+The boxes of a layer beyond `MAX_ROWS` become one box, and so do the layers beyond `MAX_LAYERS`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_PLAIN = 40
 MIN_GROUP = 3
 MAX_ROWS, MAX_LAYERS, MAX_LINES = 12, 40, 1500
 NAME_SHOWN, NAMED = 22, 8
-# The state of a box with several steps: the first of these that one of them is in.
+# A box with several steps has the first of these states that any of its steps is in.
 _FIRST = (
     JobState.FAILED, JobState.RETRYING, JobState.LEASED, JobState.READY, JobState.SCHEDULED, JobState.CANCELED,
     JobState.BLOCKED, JobState.COMPLETED,
@@ -30,7 +30,7 @@ _FIRST = (
 
 
 class Box(Struct, eq=False):
-    """One or several steps, by their places."""
+    """One or several steps, by their places in the list of steps."""
 
     places: list[int]
     after: set[int]
@@ -38,7 +38,7 @@ class Box(Struct, eq=False):
     layer: int = 0
     row: float = 0.0
     is_rest: bool = False
-    """Whether it has what found no room of its own."""
+    """Whether it collects what did not fit."""
 
 
 def boxes_of(steps: Sequence[StepRecord]) -> list[Box]:
@@ -64,7 +64,7 @@ def _is_large(boxes: Sequence[Box]) -> bool:
 
 
 def _alike(boxes: Sequence[Box], steps: Sequence[StepRecord]) -> list[Box]:
-    """Put boxes together that wait for the same, are waited for by the same, and have the same types."""
+    """Merge boxes of the same types that have the same boxes before and after them."""
     behind = _behind(boxes)
     keys = [
         (frozenset(box.after), frozenset(behind[n]), tuple(sorted({steps[place].type for place in box.places})))
@@ -75,7 +75,7 @@ def _alike(boxes: Sequence[Box], steps: Sequence[StepRecord]) -> list[Box]:
 
 
 def _chains(boxes: Sequence[Box]) -> list[Box]:
-    """Put boxes together that wait for one box alone, which no other waits for."""
+    """Merge a box with the one before it, if that is the only one before and has no other after it."""
     behind = _behind(boxes)
     keys: list[Hashable] = []
     for n, box in enumerate(boxes):
@@ -85,7 +85,7 @@ def _chains(boxes: Sequence[Box]) -> list[Box]:
 
 
 def _bounded(boxes: Sequence[Box]) -> list[Box]:
-    """Put together what has no room: the rest of a layer, and the rest of the layers."""
+    """Merge what does not fit: the rest of a layer, and the rest of the layers."""
     last = MAX_LAYERS - 1
     cut = max((box.layer for box in boxes), default=0) > last
     rows: Counter[int] = Counter(box.layer for box in boxes)
@@ -131,7 +131,7 @@ def _behind(boxes: Sequence[Box]) -> list[set[int]]:
 
 
 def _set_layers(boxes: Sequence[Box]) -> None:
-    """A box is one layer behind the last one that it waits for."""
+    """Put each box one layer after the last box that it waits for."""
     for box in boxes:
         box.layer = 0
     waiting = [len(box.after) for box in boxes]
@@ -146,7 +146,7 @@ def _set_layers(boxes: Sequence[Box]) -> None:
 
 
 def _set_rows(boxes: Sequence[Box]) -> None:
-    """The order in a layer follows the boxes before it, so that lines cross less. Layers are centred."""
+    """Order each layer by the boxes before it, so that fewer lines cross, and centre it."""
     layers = [[*some] for _, some in groupby(sorted(boxes, key=lambda box: box.layer), key=lambda box: box.layer)]
     highest = max(map(len, layers), default=0)
     for layer in layers:
@@ -161,7 +161,7 @@ def _middle(rows: Iterable[float]) -> float:
 
 
 def graph(steps: Sequence[StepRecord], link: Callable[[int], str], label: str) -> str:
-    """The drawing. `link` says where a step's box leads. Everything in it is text or a number."""
+    """The drawing as SVG. `link` gives the address for the box of a step. All values in it are escaped or numbers."""
     boxes = boxes_of(steps)
     lines = [(boxes[before], box) for box in boxes for before in sorted(box.after)]
     drawn = [_line(one, other, steps) for one, other in lines[:MAX_LINES]]
@@ -182,7 +182,7 @@ def _line(one: Box, other: Box, steps: Sequence[StepRecord]) -> str:
     (x, y), (to_x, to_y) = _at(one), _at(other)
     x, y, to_y, bend = x + WIDTH, y + HEIGHT / 2, to_y + HEIGHT / 2, GAP_X / 2
     is_done = all(steps[place].state is JobState.COMPLETED for place in one.places)
-    # Behind boxes that are not next to each other, lines leave and arrive level: they bend in the gaps alone.
+    # A line bends only in the gaps beside its two boxes. Between these it runs straight, behind other boxes.
     path = f"M{x:.0f} {y:.1f}C{x + bend:.0f} {y:.1f} {to_x - bend:.0f} {to_y:.1f} {to_x:.0f} {to_y:.1f}"
     return f'<path class="edge{" done" if is_done else ""}" d="{path}"/>'
 
@@ -234,7 +234,7 @@ def _waits(step: StepRecord) -> str:
 
 
 def _bar(counts: Counter[JobState], whole: int) -> str:
-    """How many of the steps are in each state, below the text."""
+    """A bar below the text: how many of the steps are in each state."""
     parts: list[str] = []
     x, room = 14.0, WIDTH - 26.0
     for state in reversed(_FIRST):

@@ -1,4 +1,4 @@
-"""Around every request: the headers of each answer, and what is refused before anything is looked at."""
+"""Around every request: the headers of each answer, and what is refused before anything is read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_FORM = 64 * 1024
 
 
 class Guard:
-    """Adds the headers. Pages are never stored; what has a cache-control of its own keeps it."""
+    """Adds the headers. Answers that set no cache-control are never stored."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

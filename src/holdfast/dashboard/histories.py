@@ -15,8 +15,8 @@ from holdfast.store import Store
 SCAN_LIMIT = 1000
 """The events that are read at a time."""
 FIRST_READS = 2
-"""How often the log is read for a job that is looked at for the first time. If that does not reach the end of the log,
-the record has to do; else later looks continue there."""
+"""The most reads of the log for one view of a job. If they do not reach the end of the log, the page shows the record
+alone. Otherwise the next view continues there."""
 MAX_KEPT = 200
 
 
@@ -25,10 +25,10 @@ class _Found(Struct):
 
     offset: str | None = None
     is_hopeless: bool = False
-    """The log is too long."""
+    """The log is too long, or was trimmed."""
     events: list[Event] = field(default_factory=list[Event])
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Of concurrent looks one reads on at a time: else an event would be found twice."""
+    """Held while the log is read: two reads at once would find an event twice."""
 
 
 class HistoryEntry(Struct, frozen=True):
@@ -60,7 +60,7 @@ class JobHistory(Struct, frozen=True):
 
 
 class Histories:
-    """Reads the log for single jobs, from where the last look ended."""
+    """Reads the log for single jobs, from where the last read ended."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -82,7 +82,7 @@ class Histories:
         return JobHistory(_from_record(job), _spans_of(job, now), is_complete=False)
 
     async def _read(self, job: Job, found: _Found) -> None:
-        """Look for events of the job that are missing."""
+        """Read on in the log until the job's last event is found."""
         for _ in range(FIRST_READS):
             if found.is_hopeless or (found.events and found.events[-1].number >= job.events):
                 return
@@ -164,7 +164,7 @@ def _from_record(job: Job) -> list[HistoryEntry]:
 
 
 def _spans_of(job: Job, now: int) -> list[Span]:
-    """The last run and what came after it. Of an earlier time the record only knows when it began."""
+    """The last run and what came after it. The time before the run is one span, as the record knows no more of it."""
     end = now if job.finished_at is None else job.finished_at
     if job.claimed_at is None:
         due = min(max(job.visible_at, job.enqueued_at), end)

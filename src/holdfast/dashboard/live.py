@@ -1,7 +1,7 @@
 """Live pages: which fragment changed, as server-sent events. A page holds one stream, and fetches what changed.
 
-A fragment on a screen has one `FragmentWatch`, shared by all viewers with equal rights. Hints of the store mark it;
-then it is read and drawn again, once for all, and its viewers are notified if it looks different. So the store is read
+A fragment on a screen has one `FragmentWatch`, shared by all viewers with equal rights. Hints of the store mark the
+watch. It then reads and draws the fragment again, and notifies the viewers if it looks different. So the store is read
 only for what is on a screen, and once for all its viewers.
 
 The pace: a fragment is renewed at most once in `PACE_S`. It is renewed more slowly, down to once in `SLOWEST_S`, while
@@ -33,11 +33,11 @@ SHARE, MAX_SHARE = 0.02, 0.1
 FETCH_S = 0.001
 """The approximate time that it takes to serve a changed fragment to one viewer."""
 BEAT_S = 15.0
-"""How often a stream sends a sign of life, and checks that its viewer may still look."""
+"""How often a stream sends a heartbeat, and checks that its viewer may still look."""
 MAX_STREAMS, MAX_STREAMS_PER_TENANT = 1000, 200
 
 HINTS = frozenset({Hint.EVENTS, Hint.READY})
-"""Every change that a page shows is in the log. A hint for each job that ended would add nothing but work."""
+"""The hints that mark watches. These are enough, as the log has every change that a page shows."""
 
 Key = tuple[object, ...]
 
@@ -59,7 +59,7 @@ class LivePages:
         self.render = render
         self.turns = turns
         self.clean: set[FragmentWatch] = set()
-        """The watches that nothing has marked. A hint is compared with these only: under load there are few."""
+        """The watches that are not marked. A hint is compared only with these, and under load they are few."""
         self._store = store
         self._watches: dict[Key, FragmentWatch] = {}
         self._streams: dict[str, int] = {}
@@ -111,7 +111,7 @@ class LivePages:
         for watch in watches:
             watch.enter(notify)
         try:
-            # The client comes back after a second.
+            # The client reconnects after a second.
             yield b"retry: 1000\n\n"
             while not self._is_stopping and time.monotonic() < ends_at:
                 wakeup.clear()
@@ -136,7 +136,7 @@ class LivePages:
             self._leave(view.tenant)
 
     def pace_s(self, tenant: str) -> float:
-        """The least time between two renewals of one fragment of a tenant, by what all of the tenant's cost."""
+        """The least time between two renewals of a fragment. It follows from what all fragments of its tenant cost."""
         costs: dict[str, float] = {tenant: 0.0}
         for watch in self._watches.values():
             costs[watch.tenant] = costs.get(watch.tenant, 0.0) + watch.cost_s + FETCH_S * watch.viewers
@@ -208,7 +208,7 @@ class FragmentWatch:
             notify(self._name, self.rendered.tag)
 
     def leave(self, notify: Callable[[str, str], None]) -> None:
-        """Remove a viewer. Without one there is no watch."""
+        """Remove a viewer. The watch ends with its last one."""
         self._viewers.remove(notify)
         if not self._viewers and self._task is not None:
             self._task.cancel()

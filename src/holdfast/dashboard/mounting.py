@@ -18,7 +18,7 @@ from holdfast.service.settings import TokenSettings
 from holdfast.store import Store
 
 MOUNTED_STREAM_S = 20.0
-"""How long a stream lasts. A server that stops waits for open streams, and a mounted application is not notified."""
+"""How long a stream lasts. A server that stops waits for open streams, and does not notify a mounted application."""
 
 
 def mount_dashboard(
@@ -33,9 +33,9 @@ def mount_dashboard(
 ) -> Dashboard:
     """Mount the dashboard of a store in a Starlette or FastAPI application, at `path`.
 
-    `tokens` says which tokens open it: those of the HTTP service. `oidc` says where people log in instead, or besides.
-    `access` decides otherwise: `OnLoopback()` for development, or an object of your own. A store that is given by its
-    URL is closed with the application. Raises InvalidOption.
+    `tokens` says which tokens of the HTTP service open it. `oidc` names an issuer where people log in, alone or beside
+    `tokens`. `access` replaces both: `OnLoopback()` for development, or an object of your own. A store that is given by
+    its URL is closed with the application. Raises InvalidOption.
     """
     if (tokens is None and oidc is None) == (access is None):
         why = "say who may look: give tokens=TokenSettings(...), oidc=OidcSettings(...), or access=OnLoopback()"

@@ -59,11 +59,11 @@ class OidcSettings(Struct, frozen=True, kw_only=True):
     """None for a public client."""
     scope: str = "openid"
     tenant_claim: str = "tid"
-    """Who has no such claim needs the scope `jobs:operator`, and sees all tenants."""
+    """A person without this claim needs the scope `jobs:operator`, and sees all tenants."""
     roles_claim: str = "roles"
-    """A list of names, or one string of them. A dot leads into a claim: `realm_access.roles`."""
+    """A list of names, or one string of them. A dot names a claim inside a claim: `realm_access.roles`."""
     roles: Mapping[str, str] = {}
-    """The scopes of a role, such as `{"oncall": "read,produce,admin"}`. The name of a scope is a role that has it."""
+    """The scopes of a role, such as `{"oncall": "read,produce,admin"}`. A role named like a scope has that scope."""
 
     def check(self) -> OidcSettings:
         """Return the settings if a login can work with them. Raises InvalidOption."""
@@ -71,13 +71,13 @@ class OidcSettings(Struct, frozen=True, kw_only=True):
             raise InvalidOption("oidc_issuer", "give the issuer's https:// URL")
         parts = urlsplit(self.public_url)
         if not is_safe(self.public_url) or parts.query or parts.fragment or parts.username is not None:
-            raise InvalidOption("public_url", "give the https:// address of the dashboard, such as browsers see it")
+            raise InvalidOption("public_url", "give the https:// address of the dashboard as browsers see it")
         if not self.client_id or "openid" not in self.scope.split():
             raise InvalidOption("oidc_client_id", "a login needs a client id, and the scope openid")
         for role, names in self.roles.items():
             for name in names.split(","):
                 if _SHORT.get(name, name) not in _SHORT.values():
-                    raise InvalidOption("oidc_role", f"{role}={names}: {name!r} is none of {', '.join(_SHORT)}")
+                    raise InvalidOption("oidc_role", f"{role}={names}: {name!r} is not one of {', '.join(_SHORT)}")
         return self
 
 
@@ -92,7 +92,7 @@ class Pending(Struct, frozen=True):
 
 
 class _Discovery(Struct):
-    """What discovery says of an issuer."""
+    """The discovery document of an issuer."""
 
     issuer: str
     authorization_endpoint: str
@@ -106,7 +106,7 @@ class _TokenAnswer(Struct):
 
 
 class Issuer:
-    """Sends people to an issuer, and takes them in when they come back."""
+    """Sends people to an issuer, and logs them in when they come back."""
 
     def __init__(self, settings: OidcSettings, limits: Limits | None = None) -> None:
         self.settings = settings.check()
@@ -131,12 +131,12 @@ class Issuer:
         return f"{self.settings.public_url.rstrip('/')}{RETURN}"
 
     async def close(self) -> None:
-        """End a read of the keys in progress."""
+        """End a read of the keys that is in progress."""
         if self._keys is not None:
             await self._keys.close()
 
     async def begin(self, following: str) -> tuple[str, Pending]:
-        """A new login: where to send the browser, and what it must keep until it comes back. Raises a refusal."""
+        """A new login: where to send the browser, and what it must keep until it comes back. Raises Refusal."""
         document, _ = await self._discover()
         pending = Pending(
             secrets.token_urlsafe(32), secrets.token_urlsafe(32), secrets.token_urlsafe(48), following,
@@ -157,7 +157,7 @@ class Issuer:
         return f"{to}{'&' if urlsplit(to).query else '?'}{urlencode(asked)}", pending
 
     async def finish(self, pending: Pending | None, query: Mapping[str, str], address: str) -> tuple[Viewer, str]:
-        """Who came back from the issuer, and where they wanted to go. Once for each login. Raises a refusal."""
+        """The person who came back from the issuer, and the page they asked for. Works once a login. Raises Refusal."""
         self._bad.check(address)
         try:
             if pending is None:
@@ -172,11 +172,11 @@ class Issuer:
         if not compare_digest(query.get("state", "").encode(), pending.state.encode()):
             raise _refusal("This is the answer to another login.")
         if pending.ends_at < time.time() or pending.state in self._used:
-            raise _refusal("This login is over.")
+            raise _refusal("This login has expired or was already used.")
         if len(self._used) >= MAX_USED:
             del self._used[next(iter(self._used))]
         self._used[pending.state] = None
-        # Some issuers say who they are: an answer of another one is none to us. (RFC 9207)
+        # Some issuers name themselves in their answers: refuse an answer of another one. (RFC 9207)
         if query.get("iss", self.settings.issuer) != self.settings.issuer:
             raise _refusal("This answer is from another issuer.")
         if "error" in query:
@@ -209,7 +209,7 @@ class Issuer:
             raise refused("it lacks `sub` or `iat`")
 
     def _caller(self, tokens: Tokens, token: str, claims: Mapping[str, Any]) -> Caller:
-        """The rights of verified claims: those of the roles, for the tenant of the tenant's claim. [TENANT-1]"""
+        """The rights of verified claims: the scopes of the roles, for the tenant that the claims name. [TENANT-1]"""
         settings = self.settings
         scopes = self._scopes(claim_of(claims, settings.roles_claim))
         if not scopes:
@@ -268,7 +268,7 @@ class Issuer:
             raise _unreachable() from None
 
     async def _discover(self) -> tuple[_Discovery, Tokens]:
-        """The issuer's document, and what verifies its tokens. While it cannot be read again, the old one stays."""
+        """The issuer's document, and what verifies its tokens. If it cannot be read again, the old one stays in use."""
         async with self._lock:
             if time.monotonic() - self._read_at > RENEW_S:
                 try:
@@ -307,7 +307,7 @@ async def _fetched(url: str, form: bytes | None = None, headers: Mapping[str, st
 
 
 def claim_of(claims: Mapping[str, Any], name: str) -> Any:
-    """A claim by its name, or by a path of names with dots. None: there is none."""
+    """A claim by its name, or by a path of names with dots. None: it is missing."""
     if name in claims:
         return claims[name]
     found: Any = claims

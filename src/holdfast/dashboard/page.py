@@ -24,17 +24,17 @@ Read = Callable[[View], Awaitable[Model]]
 
 
 def of_tenant(view: View, signal: Signal) -> bool:
-    """A fragment that any change of its tenant concerns."""
+    """Any hint about the tenant of the page."""
     return signal.tenant in ("", view.tenant)
 
 
 def of_queue(view: View, signal: Signal) -> bool:
-    """A fragment about the parameter `queue`, if there is one."""
+    """Hints about the queue that the parameter `queue` names; without it, about any queue."""
     return of_tenant(view, signal) and (not signal.queue or view.text("queue") in ("", signal.queue))
 
 
 def of_job(view: View, signal: Signal) -> bool:
-    """A fragment about one job, by the parameters `queue` and `id`."""
+    """Hints about the job that the parameters `queue` and `id` name."""
     return of_queue(view, signal) and signal.id in ("", view.text("id"))
 
 
@@ -56,7 +56,7 @@ class Form(Struct, frozen=True):
 
 
 class Done(Struct, frozen=True):
-    """An action that was carried out: what to say on the next page, and which one (by default the same one)."""
+    """The outcome of an action: a message, and the address of the page that shows it (by default the same page)."""
 
     says: str
     to: str = ""

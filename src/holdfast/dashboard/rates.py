@@ -1,7 +1,7 @@
-"""How many jobs are enqueued and end in each second, from the log, while a page shows it.
+"""How many jobs are enqueued and end in each second, counted from the log while a page shows it.
 
-A look reads what was logged since the last one, up to `READ` events. If there was more, it takes these as a sample for
-the time since: a drain writes more than a page should read. Where no page looked, there is a gap.
+Each look reads what was logged since the last one, up to `READ` events. If there is more, these count as a sample of
+all events since then: a drain writes more than a page should read. While no page looks, the chart has a gap.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ READ = 1000
 BUCKET_S = 5
 BUCKETS = 120
 LATELY_S = 60
-"""What a rate is the mean of."""
+"""A rate is the mean of this many seconds."""
 FIRST_READS = 2
 FORGET_S = 30.0
-"""A look after this long begins anew: what was logged meanwhile is not read."""
+"""A look after this long starts over: if much was logged meanwhile, it is skipped."""
 KINDS = ("enqueued", "completed", "failed", "retried")
 MAX_KEPT = 100
 NEWEST = 8
@@ -46,7 +46,7 @@ class Rates:
         self._lock = asyncio.Lock()
 
     async def look(self) -> None:
-        """Read on. Of concurrent calls one reads at a time."""
+        """Read what is new. Concurrent calls read one after another."""
         async with self._lock:
             await self._look(time.time())
 
@@ -63,7 +63,7 @@ class Rates:
             del self._completed[bucket]
 
     async def _begin(self, now: float) -> None:
-        """A short log is read from its beginning, of a long one only what comes."""
+        """Read a short log from its beginning. Skip a long one: later looks read what comes."""
         found: list[Event] = []
         offset = self._offset
         for _ in range(FIRST_READS):
@@ -104,7 +104,7 @@ class Rates:
         self._counts.setdefault(bucket, dict.fromkeys(KINDS, 0.0))
 
     def _count(self, events: Sequence[Event], weight: float, at: int | None = None) -> None:
-        """Count events where they belong; those of a sample, by their weight, at `at`."""
+        """Count each event `weight` times: at its own time, or at `at` if it is one of a sample."""
         for event in events:
             if event.kind not in KINDS or not self._sees(event.queue):
                 continue
@@ -119,12 +119,12 @@ class Rates:
                 del self.failures[NEWEST:]
 
     def rate(self, kind: str) -> float | None:
-        """Events of a kind a second, lately. None: nothing is known yet."""
+        """Events of a kind per second, in the last minute. None: not known yet."""
         known = self._lately()
         return sum(self._counts[one][kind] for one in known) / (BUCKET_S * len(known)) if known else None
 
     def completed(self, queue: str) -> float | None:
-        """Jobs of a queue that completed a second, lately. None: nothing is known yet."""
+        """Completed jobs of a queue per second, in the last minute. None: not known yet."""
         known = self._lately()
         found = sum(self._completed.get(one, {}).get(queue, 0.0) for one in known)
         return found / (BUCKET_S * len(known)) if known else None
@@ -152,7 +152,7 @@ class Rates:
             line("failed", "s-failed"),
         ]
         return Chart(
-            "throughput", "Jobs enqueued and ended a second, in the last ten minutes", times, lines, per_second
+            "throughput", "Jobs enqueued and ended per second, in the last ten minutes", times, lines, per_second
         )
 
 

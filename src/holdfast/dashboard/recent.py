@@ -1,7 +1,7 @@
-"""The newest events of each tenant that is looked at. Nothing is read while no page shows them.
+"""The newest events of each tenant on a screen. Nothing is read while no page shows them.
 
-A log is read forward only. So a short log is read from its beginning; of a long one, what comes from the first look on.
-If more comes between two looks than a look reads, the rest is left out, and the page says where.
+Logs are read forward only. So a short log is read from its beginning, and a long one from the first look on. If more
+comes between two looks than a look reads, the page starts over with what follows, and says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.store import Store
 
 READ = 1000
 FIRST_READS, READS = 4, 2
-"""How many reads the first look and each later look has."""
+"""The most reads of the first look, and of each later one."""
 KEPT = 1000
 """The events that are kept of one tenant."""
 MAX_TENANTS = 50
@@ -29,12 +29,12 @@ class Recent(Struct):
     events: deque[Event]
     offset: str | None = None
     complete_from: int | None = None
-    """Earlier events are left out, because the log is too long. None: it was read from its beginning."""
+    """Events before this time are left out: the log is too long. None: it was read from its beginning."""
     began: bool = False
 
 
 class RecentEvents:
-    """Reads on in the logs of the tenants that are looked at."""
+    """Reads the logs of the tenants on a screen."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -42,7 +42,7 @@ class RecentEvents:
         self._lock = asyncio.Lock()
 
     async def of(self, tenant: str) -> Recent:
-        """The newest events of a tenant, as of now. Of concurrent calls one reads at a time."""
+        """The newest events of a tenant, as of now. Concurrent calls read one after another."""
         async with self._lock:
             recent = self._tenants.pop(tenant, None) or Recent(deque(maxlen=KEPT))
             if len(self._tenants) >= MAX_TENANTS:

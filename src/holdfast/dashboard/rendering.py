@@ -16,7 +16,7 @@ from holdfast.dashboard import showing
 from holdfast.dashboard.live import Rendered
 
 _RELATIVE = re.compile(r"(<time [^>]*>)[^<]*")
-"""How long ago something was changes by itself: the browser renews it, and no tag depends on it."""
+"""Matches a time with its age. The browser renews ages by itself, so no tag depends on them."""
 
 # The same order and the same colours wherever states are shown.
 STATES = (
@@ -27,7 +27,7 @@ STATES = (
 
 @cache
 def _environment() -> Any:
-    """The templates of the package, compiled: else the first view of each page would wait for that."""
+    """The templates of the package, all compiled, so that the first view of a page does not wait for that."""
     env: Any = Environment(
         loader=PackageLoader("holdfast.dashboard"),
         autoescape=True,
@@ -47,7 +47,7 @@ def _environment() -> Any:
         "plural": showing.plural,
     }
     env.globals |= {"STATES": STATES, "static": static_path}
-    # A fragment is a block that is drawn by itself: it has no imports of its own.
+    # Fragments are drawn as single blocks, without the imports of their file: they need this as a global.
     env.globals["ui"] = env.get_template("ui.html").module
     for name in env.list_templates():
         env.get_template(name)

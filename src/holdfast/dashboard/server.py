@@ -30,7 +30,7 @@ GRACE_S = 5.0
 
 
 async def serve(dashboard: Dashboard, sock: socket.socket, ready: Callable[[], None], proxies: str = "") -> None:
-    """Serve until SIGTERM or SIGINT. What `proxies` say of the address and scheme of a client counts."""
+    """Serve until SIGTERM or SIGINT. Headers of `proxies` may name a client's address and scheme."""
     limits = replace(Limits(), grace_s=GRACE_S)
     connections = Shares("connections", process=limits.connections, full="too_many_connections")
     server = Server(dashboard, limits, connections, proxies)
@@ -64,7 +64,7 @@ def in_service(
     issuer = None if oidc is None else Issuer(oidc)
 
     def note(request: Request, viewer: Viewer) -> None:
-        """Count a request as one of its tenant, like those of the API. Raises a refusal."""
+        """Count a request for its tenant, like those of the API. Raises Refusal."""
         tenant = viewer.tenant or ""
         request.scope["holdfast.tenant"] = tenant
         request.scope["holdfast.belong"](tenant)
@@ -84,5 +84,5 @@ def in_service(
 
 
 def session_key(secret: str | None) -> bytes | None:
-    """The key of the sessions, derived from a secret that all processes have; None: each makes its own."""
+    """The key of the sessions, derived from a secret that all processes share. None: each makes a key of its own."""
     return None if secret is None else hmac.digest(secret.encode(), b"holdfast dashboard sessions", hashlib.sha256)

@@ -1,8 +1,8 @@
-"""Sessions without a memory: a cookie holds who logged in and what they may, signed, until it ends.
+"""Sessions in signed cookies: a cookie holds who logged in, what they may do, and until when.
 
-Nothing is kept in the process but the sessions that were ended early, so several processes can share a key, and a
-restart ends no session. The token itself is never in a cookie. Every login makes a new session, so that no session
-can be prepared for another person.
+A process remembers only the sessions that were ended early. So several processes can share a key, and a restart ends
+no session. The token itself is never in a cookie. Every login makes a new session, so that no session can be prepared
+for another person.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sessions:
         return self.sign("session", msgspec.json.encode(viewer)), max(0.0, ends - now)
 
     def viewer(self, cookie: str) -> Viewer | None:
-        """Whose session this is; None if it is not one of ours, or over."""
+        """The viewer of a session. None if the session is over, or the cookie is not one of ours."""
         data = self.verified("session", cookie)
         if data is None:
             return None
@@ -65,12 +65,12 @@ class Sessions:
         return self._digest("form", (viewer.session if viewer else "").encode())
 
     def sign(self, purpose: str, data: bytes) -> str:
-        """Text for a cookie. A signature for one purpose is none for another."""
+        """Signed text for a cookie. The signature is valid for this purpose only."""
         # Padding would make a browser quote the cookie.
         return f"{base64.urlsafe_b64encode(data).decode().rstrip('=')}.{self._digest(purpose, data)}"
 
     def verified(self, purpose: str, text: str) -> bytes | None:
-        """What was signed; None if it was not signed here, for this."""
+        """The data that was signed. None if this key did not sign it for this purpose."""
         encoded, _, digest = text.rpartition(".")
         try:
             data = base64.b64decode(f"{encoded}{'=' * (-len(encoded) % 4)}".encode(), altchars=b"-_", validate=True)

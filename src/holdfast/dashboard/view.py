@@ -106,7 +106,7 @@ class View:
         return self.may(PRODUCE)
 
     def sees(self, queue: str) -> bool:
-        """Whether a queue belongs on the viewer's pages: not Holdfast's own ones, and only those of the token."""
+        """Whether the viewer's pages show a queue: none of Holdfast's own, and only those that the token names."""
         return not queue.startswith(RESERVED) and (self.viewer.queues is None or queue in self.viewer.queues)
 
     def text(self, name: str) -> str:
@@ -130,7 +130,7 @@ class View:
         return self.url(self.path, **{**self.query, "tenant": self.tenant, **changes})
 
     def command(self, *words: str, of: str = "", **options: str) -> str:
-        """What to type for the same in a shell. `of`: an id or name that it is about."""
+        """The shell command for the same. `of`: the id or name that it is about."""
         given = {"tenant": self.tenant, **options}
         flags = (f"--{name.replace('_', '-')} {quote(text)}" for name, text in given.items())
         # An id that begins with a dash must not become an option.

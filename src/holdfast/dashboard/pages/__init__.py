@@ -5,11 +5,11 @@ To add a page, write two files and a line:
 1. `pages/NAME.py`: what it reads for its fragments, its actions, and `PAGE = WebPage("/NAME", "Title", ...)`.
 2. `templates/NAME.html`: it extends `layout.html`; the block `main` places each fragment with `{{ live("NAME") }}`, and
    a block of the fragment's name draws it. `ui.html` has what pages share: badges, times, buttons, empty states. A
-   fragment is drawn by itself, so it sees no macros of its own file: put them there too.
+   fragment is drawn by itself and sees no macros of its own file: put macros there too.
 3. Here: the line in `PAGES`.
 
-A page reads by `view.queue` (the tenant's Queue) and `view.store` (always with `view.tenant`), a bounded amount,
-whatever the backlog. It shows a queue only if `view.sees(queue)`. Its tests are in tests/dashboard/test_NAME.py.
+A page reads through `view.queue` (the tenant's Queue) and `view.store` (always with `view.tenant`). What it reads is
+bounded, whatever the backlog. It shows a queue only if `view.sees(queue)`. Tests are in tests/dashboard/test_NAME.py.
 """
 
 from holdfast.dashboard.page import WebPage

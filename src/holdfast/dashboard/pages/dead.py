@@ -66,13 +66,13 @@ def choice_of(view: View) -> Choice:
 
 
 def command(view: View, choice: Choice, do: str) -> str:
-    """The same in a shell."""
+    """The shell command for the same."""
     options = choice.options()
     return view.command("dlq", do, *([] if options or do == "list" else ["--all"]), **options)
 
 
 def of_log(view: View, signal: Signal) -> bool:
-    """A fragment about dead letters: the log grew."""
+    """Hints that the tenant's log grew: there may be new dead letters."""
     return signal.hint is Hint.EVENTS and signal.tenant in ("", view.tenant)
 
 

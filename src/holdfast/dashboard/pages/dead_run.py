@@ -1,7 +1,7 @@
-"""Replaying or purging many dead letters: first what would be done, then in bounded steps, each a request of its own.
+"""Replaying or purging many dead letters: first a plan, then bounded steps, each a request of its own.
 
-How far a run has come is in the address and in its form, not in the process: any process can take the next step, and
-each step is checked and recorded. A run takes the jobs that had failed when it was planned, not those that fail later.
+The address and the form of the page hold the progress of a run, not a process. So any process can take the next step.
+Each step is checked and recorded. A run takes the jobs that had failed when it was planned, not those that fail later.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RunProgress(Struct, frozen=True):
     done: int = 0
     refused: int = 0
     at: str = ""
-    """Where the next step begins. A plan, and a run that is over, have none."""
+    """Where the next step begins. Empty in a plan, and when the run is over."""
     stopped: int = 0
     """1 if it ended early, at a quota."""
 

@@ -23,7 +23,7 @@ async def read(view: View) -> dict[str, Any]:
     if queue:
         view.checked_queue(queue)
     if kind and kind not in KINDS:
-        raise InvalidOption("kind", f"{kind!r} is none of {', '.join(KINDS)}")
+        raise InvalidOption("kind", f"{kind!r} is not one of {', '.join(KINDS)}")
     if id:
         check_id(id)
     recent = await view.source.recent.of(view.tenant)
@@ -51,7 +51,7 @@ async def filters(view: View) -> dict[str, Any]:
 
 
 def of_log(view: View, signal: Signal) -> bool:
-    """A fragment about the log."""
+    """Hints that the tenant's log grew."""
     return signal.hint is Hint.EVENTS and of_queue(view, signal)
 
 

@@ -64,7 +64,7 @@ async def _found(view: View) -> FlowRecord:
     """The flow. One with a step in a queue that the viewer may not see answers like one that does not exist."""
     flow = await view.queue.flow(check_flow_id(view.query.get("id", "")))
     if flow is None or not all(view.sees(step.queue) for step in flow.steps):
-        raise NotShown(404, "There is no such flow. A flow that has ended is forgotten when its time is over.")
+        raise NotShown(404, "There is no such flow. A flow that has ended is forgotten some time later.")
     return flow
 
 
@@ -74,7 +74,7 @@ def _first(view: View, count: int) -> int:
 
 
 def _link(view: View, step: StepRecord, place: int) -> str:
-    """A step that is a job leads to its page, another one to its line in the table."""
+    """The address for a step: the page of its job, or its row in the table if it is not a job yet."""
     if step.enqueued_at is not None:
         return view.url("/job", queue=step.queue, id=step.id)
     start = place - place % SHOWN

@@ -38,7 +38,7 @@ def concerns(view: View, signal: Signal) -> bool:
 
 
 async def read(view: View) -> dict[str, Any]:
-    """A page of flows: those that run first, then the others by when they ended."""
+    """A page of flows: first the running ones, then the others by the time they ended."""
     states = states_of(view.text("state") or None)
     (stats,) = await view.store.stats(view.tenant, [FLOWS])
     only = view.viewer.queues

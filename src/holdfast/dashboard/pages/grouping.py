@@ -30,7 +30,7 @@ SHORT_PAGE = 20
 
 
 class Choice(Struct, frozen=True):
-    """Which dead letters. An empty field means: any."""
+    """Which dead letters. An empty field means any."""
 
     queue: str = ""
     error: str = ""
@@ -72,31 +72,31 @@ class ErrorGroup(Struct):
 
 
 class Look(Struct):
-    """What was seen of the dead letters that match."""
+    """What one look found of the dead letters that match."""
 
     looked: int = 0
     groups: dict[str, ErrorGroup] = field(default_factory=dict[str, ErrorGroup])
     jobs: list[Job] = field(default_factory=list[Job])
-    """The first of them."""
+    """The first ones, as many as the caller keeps."""
     rest: str = ""
     """Where the next look begins; "" if this one saw them all."""
 
     @property
     def largest_first(self) -> list[ErrorGroup]:
-        """The groups."""
+        """The groups, the largest first."""
         return sorted(self.groups.values(), key=lambda group: (-group.count, -group.newest))
 
 
 async def look(
     view: View, choice: Choice, at: str = "", *, most: int | None = None, seconds: float | None = None, keep: int = 0
 ) -> Look:
-    """Look at the dead letters that match, from a place on."""
+    """Group the dead letters that match, beginning at the place `at`."""
     found, began = Look(), time.monotonic()
     most, seconds = LOOK if most is None else most, LOOK_S if seconds is None else seconds
     async with aclosing(pages(view, choice, at, min(READ, most))) as parts:
         async for jobs, rest in parts:
             for job in jobs:
-                # A look shows no payloads, and lasts longer than the read.
+                # Drop the payload: no page shows it here, and a look keeps jobs of many reads.
                 job.envelope = replace(job.envelope, payload=b"")
                 _add(found.groups, job)
             found.jobs += jobs[: max(0, keep - len(found.jobs))]
@@ -110,8 +110,8 @@ async def look(
 async def pages(view: View, choice: Choice, at: str, size: int) -> AsyncGenerator[tuple[Sequence[Job], str]]:
     """The dead letters that match, page by page, and where the next page begins ("" after the last one).
 
-    One queue after another, each from the oldest on. Where there are many queues, those whose count is 0 are not read:
-    counts of finished jobs can be 10 s old.
+    One queue after another, each from the oldest on. If there are many queues, those whose count is 0 are not read,
+    although counts of finished jobs can be 10 s old.
     """
     table, first, cursor = [*at.split(",", 2), "", ""][:3]
     step = min(size, FIRST)
@@ -127,9 +127,9 @@ async def pages(view: View, choice: Choice, at: str, size: int) -> AsyncGenerato
                 query = ListQuery(view.tenant, name, FAILED, None, choice.error or None, cursor or None, step)
                 page = await view.store.list(query)
                 step = min(size, max(1, READ_BYTES // max(map(_bytes_of, page.jobs), default=1)))
-                await asyncio.sleep(0)  # A store in memory gives the loop no turn by itself.
+                await asyncio.sleep(0)  # A memory store never yields to the loop by itself.
                 jobs = [job for job in page.jobs if not choice.until or (job.finished_at or 0) <= choice.until]
-                # The oldest come first: if one failed too late, so did all that follow.
+                # The oldest come first: if one failed after `until`, so did all that follow.
                 cursor = page.cursor or "" if len(jobs) == len(page.jobs) else ""
                 yield jobs, f"{table},{name},{cursor}" if cursor else after
                 if not cursor:

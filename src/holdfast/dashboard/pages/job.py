@@ -76,9 +76,9 @@ async def _why(view: View, job: Job) -> Explanation | None:
 
 
 async def _why_not(view: View) -> str:
-    """Why there is no such job: it may be a step that has not begun. The viewer may not see all queues of its flow."""
+    """Why there is no such job: it may be a step that has not begun. Only viewers of all queues learn of its flow."""
     if view.viewer.queues is not None:
-        return "There is no such job. A finished job is forgotten when its time is over."
+        return "There is no such job. A finished job is forgotten some time later."
     key = _key(view)
     found = await view.queue.explain(key.id, queue=key.queue)
     return " ".join(cause.text for cause in found.causes)
@@ -139,7 +139,7 @@ def _page(view: View, key: JobKey) -> str:
 
 
 def _commands(view: View, job: Job) -> list[tuple[str, str]]:
-    """What to type for the same in a shell."""
+    """The shell commands for the same."""
     found = [
         ("Look at it", view.command("status", of=job.id, queue=job.queue)),
         ("Ask why it is where it is", view.command("explain", of=job.id, queue=job.queue)),

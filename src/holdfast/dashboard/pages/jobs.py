@@ -21,12 +21,12 @@ from holdfast.store import PAGE_LIMIT, ListQuery, Page, QueueStats
 
 SHOWN = 50
 SCAN = 4000
-"""The most jobs that one page reads: a filter may leave it empty. The next page continues there."""
+"""The most jobs that one page reads. If none of them matches, the page is empty. The next page continues there."""
 SHORT_PAGE = 20
 """Up to this many queues, all are read, even those whose count of such jobs is 0: counts can be 10 s old."""
 FILTERS = ("id", "queue", "type", "error", "since", "until")
 WITH_ERRORS = (JobState.FAILED, JobState.RETRYING)
-"""Where an error is looked for, unless a state is chosen."""
+"""The states in which a filter by error searches, unless one is chosen."""
 
 
 async def read(view: View) -> dict[str, Any]:
@@ -97,7 +97,7 @@ async def _page(view: View, query: ListQuery, queues: Sequence[str]) -> Page:
 
 
 def _command(view: View) -> str:
-    """The same in a shell."""
+    """The shell command for the same."""
     given = {name: view.text(name) for name in ("state", *FILTERS)}
     return view.command("list", "--newest", **{name: text for name, text in given.items() if text})
 

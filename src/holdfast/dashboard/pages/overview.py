@@ -29,7 +29,7 @@ async def read_now(view: View) -> dict[str, Any]:
     oldest = [one.oldest_ready_at for one in queues if one.oldest_ready_at is not None]
     listed = await _workers(view)
     workers = [one for one in (listed.workers if listed is not None else ()) if shows(view, one)]
-    # A tenant does not learn how busy others keep a fleet for all tenants.
+    # A tenant does not learn how busy other tenants keep the workers for all tenants.
     known = [one for one in workers if sees_host(view, one)]
     return {
         "counts": counts,

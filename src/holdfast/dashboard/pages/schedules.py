@@ -74,7 +74,7 @@ async def _page(view: View, states: frozenset[JobState], cursor: str | None, lim
 
 
 async def rows(view: View, schedules: Sequence[Schedule], now: int) -> list[ScheduleRow]:
-    """What the list shows of schedules: three reads for all of them."""
+    """The rows of the list: three reads for all of them."""
     ticks = [_last_tick(one, now) for one in schedules]
     keys = [tick_key(view, one, tick) for one, tick in zip(schedules, ticks, strict=True) if tick is not None]
     jobs = {job.key: job for job in await view.store.get(keys) if job is not None} if keys else {}

@@ -1,4 +1,4 @@
-"""Tenants, for operators: who waits, with which share and quota; and one tenant, to change its settings."""
+"""Tenants, for operators: which ones wait, their shares and quotas; and one tenant, to change its settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TenantRow(Struct, frozen=True):
     weight: float
     max_waiting: int | None
     all_counted: bool
-    """Whether its queues are so few that all were counted."""
+    """Whether all its queues were counted: if there are too many, only the first are."""
 
 
 async def read(view: View) -> dict[str, Any]:
@@ -79,7 +79,7 @@ async def read_form(view: View) -> dict[str, Any]:
 
 
 async def read_one(view: View) -> dict[str, Any]:
-    """What a tenant uses, its settings, and its queues where most waits."""
+    """What a tenant uses, its settings, and its queues with the most waiting jobs."""
     _check_operator(view)
     page = await view.store.queue_page(view.tenant, None, PAGE_LIMIT)
     try:

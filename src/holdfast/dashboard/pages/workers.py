@@ -20,7 +20,7 @@ MAX_PAGES = 10
 READ, MAX_LOOKED = 100, 1000
 """How many leased jobs to read at a time, and in all."""
 STALE_MS = 20_000
-"""A worker reports every 10 s, and counts as living for 30 s."""
+"""A worker is late if it was not seen for this long. It reports every 10 s, and counts as living for 30 s."""
 LEASED = frozenset({JobState.LEASED})
 
 
@@ -80,7 +80,7 @@ def shows(view: View, worker: WorkerInfo) -> bool:
 
 
 def sees_host(view: View, worker: WorkerInfo) -> bool:
-    """Whether the viewer may know where it runs and how busy it is. For a worker of all tenants only operators may."""
+    """Whether the viewer may know its host and how busy it is. Only operators may, if it serves all tenants."""
     return view.viewer.is_operator or worker.tenant == view.tenant
 
 

@@ -1,8 +1,8 @@
 """What a process caches about lanes: their numbers, their turns, and where claims begin to read.
 
-A lane is one tenant's jobs in one queue name. Virtual times (see core.fairness) are kept here and not in the database,
-where each claim would have to update them. So turns are exact within a process, and proportional between processes,
-since each process is fair to all tenants by itself. All handles of a process, in all threads, share one cache.
+A lane is one tenant's jobs in one queue name. Virtual times (see core.fairness) are kept here: in the database each
+claim would have to update them. So each process is fair to all tenants by itself. Turns are exact within a process, and
+proportional between processes. All handles of a process, in all threads, share one cache.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ RANKS = 10
 MAX_LEASES = 100_000
 """The most leases in the cache."""
 NEVER = float("-inf")
-"""Earlier than any time of the monotonic clock. 0 may be a recent time: that clock starts with the machine."""
+"""Earlier than any time of the monotonic clock. 0 can be a recent time there: the clock starts at boot."""
 FULL_SCAN_S = 1.0
-"""How often a claim reads everything: jobs committed below the low-water marks, and lanes that no hint has named."""
+"""How often claims read everything, to find jobs below the low-water marks and lanes that no hint has named."""
 MAX_FULL_SCANS = 8
-"""The most lanes that one claim reads in full: each read passes all rows that died under an open transaction."""
+"""The most lanes that one claim reads in full. Such a read steps over every dead row that is not vacuumed yet."""
 RETRY_S = 0.2
-"""How soon to retry a lane that this maximum left out."""
+"""How soon to read a lane in full that MAX_FULL_SCANS left out."""
 LATE_COMMIT_MS = 10_000
-"""How far a hint moves the low-water marks back: the transaction of the new job may have taken that long."""
+"""How far a hint moves the low-water marks back. The transaction of the new job may have taken as long as this."""
 
 
 class Order:
@@ -71,11 +71,11 @@ class QueueLanes(Struct, eq=False):
     hints_seen: int = 0
     """How many hints said that other lanes may have work."""
     turns: Order = field(default_factory=Order)
-    """The lanes that take part in the turns, by virtual time. So a claim need not go through all known lanes."""
+    """The lanes in the turns, by virtual time. With this order, a claim need not go through all known lanes."""
     due: Order = field(default_factory=Order)
-    """The other lanes with waiting jobs, by the time of the next read."""
+    """The other lanes with waiting jobs, by the time when they are next read."""
     rescans: deque[tuple[float, TenantLane]] = field(default_factory=deque["tuple[float, TenantLane]"])
-    """Lanes to be read in full, and from when on by the monotonic clock. Some entries are out of date."""
+    """Lanes to read in full, each with the earliest time for it (monotonic clock). Some entries are out of date."""
 
     def hinted(self) -> None:
         """Note a hint: another process has enqueued here, perhaps in a lane that is not cached."""
@@ -83,7 +83,7 @@ class QueueLanes(Struct, eq=False):
         self.scanned_at = NEVER
 
     def first_rescan(self) -> tuple[float, TenantLane] | None:
-        """The first lane to be read in full, and when."""
+        """The first lane to read in full, and the earliest time for it."""
         while self.rescans and self.rescans[0][1].rescan_at != self.rescans[0][0]:
             self.rescans.popleft()
         return self.rescans[0] if self.rescans else None
@@ -108,7 +108,7 @@ class TenantLane(Struct, eq=False):
     scanned_at: float = NEVER
     """When it was last read in full."""
     needs_rescan: bool = False
-    """Whether a job may be below the low-water marks: it was locked when younger ones were taken, or committed late."""
+    """Whether a job may be below the low-water marks: it committed late, or was locked when younger ones were taken."""
     rescan_at: float | None = None
     """When to read it in full."""
     hints_seen: int = 0
@@ -126,7 +126,7 @@ class TenantLane(Struct, eq=False):
         self.low_water = [min(mark, visible_at) for mark in self.low_water]
 
     def is_empty(self, *, marked: bool) -> None:
-        """No job was found. If it was read from its low-water marks and needs a rescan, plan one."""
+        """Note that a read found no job. If it began at the low-water marks (`marked`), plan a rescan if needed."""
         if not marked:
             self.needs_rescan, self.rescan_at = False, None
         elif self.needs_rescan and (self.rescan_at is None or self.rescan_at <= time.monotonic()):
@@ -138,7 +138,7 @@ class TenantLane(Struct, eq=False):
         """A job was enqueued here, visible from this time on."""
         self.hints_seen += 1
         self.look_by(visible_at)
-        # Transactions overlap, and clocks may be set back: a job below a mark moves it.
+        # The job can be below a mark, as transactions overlap and clocks are set back: move the mark.
         self.look_from(visible_at)
 
     def had_work_at(self, past: int) -> bool:
@@ -168,7 +168,7 @@ class TenantLane(Struct, eq=False):
         self.next_at = next_at
 
     def look_by(self, at: int) -> None:
-        """The same, unless an earlier time is set."""
+        """Set the time when there may be a job to claim, unless an earlier one is set."""
         if self.next_at is None or at < self.next_at:
             self.look_at(at)
 
@@ -202,9 +202,9 @@ class LaneCache:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.data_id = ""
-        """Identifies the data that the cache is about: the schema and the generation."""
+        """Identifies the cached data: the schema and the generation."""
         self.watchers: dict[object, Callable[[], None]] = {}
-        """Called, in any thread, when the secret changes: the names of channels contain it."""
+        """Called in any thread when the secret changes, since the names of channels contain it."""
         self._forget()
 
     @property
@@ -253,7 +253,7 @@ class LaneCache:
         self.next_deadline: int | None = None
         self.deadline_scanned_at = NEVER
         self._seqs: dict[int, int] = {}
-        """By token, the numbers of jobs that were leased here, so that finishing them needs no lookup by id."""
+        """The numbers of the jobs that were leased here, by token: to finish them needs no lookup by id."""
 
     def lane(self, number: int) -> TenantLane:
         """The lane of this number. Raises StaleCache if the cache was emptied since the number was read."""
@@ -273,7 +273,7 @@ class LaneCache:
             return self.queues.get(queue) or self.queues.setdefault(queue, QueueLanes(queue))
 
     def learn(self, fingerprint: str, number: int, queue_id: int, ranks: int, tenant: str, queue: str) -> TenantLane:
-        """Cache a lane, read by a statement that compared `fingerprint`. Raises StaleCache."""
+        """Cache a lane that a statement has read. Raises StaleCache if its `fingerprint` is out of date."""
         with self.lock:
             self.check(fingerprint)
             lane = self.by_number.get(number)
@@ -289,7 +289,8 @@ class LaneCache:
     def apply(self, ready: Mapping[int, int], withdrawn: Iterable[int]) -> None:
         """Note a committed change.
 
-        `ready` has lanes where jobs became visible, each with the earliest time; `withdrawn` those with canceled jobs.
+        `ready` has the lanes with new jobs, each with the earliest time when one is visible. `withdrawn` has the lanes
+        where waiting jobs were canceled.
         """
         with self.lock:
             for number, visible_at in ready.items():
@@ -340,7 +341,7 @@ class LaneCache:
                 self.next_deadline = deadline
 
     def forget_low_water(self) -> None:
-        """The clock was shifted: cached times are void."""
+        """Drop cached times, after the clock was shifted."""
         with self.lock:
             self.reaped = 0
             self.deadline_scanned_at = self.reap_scanned_at = NEVER
@@ -362,7 +363,7 @@ def cache_of(identity: tuple[str, str]) -> LaneCache:
 
 
 def forget(identity: tuple[str, str]) -> None:
-    """The schema was erased."""
+    """Drop the cache of a schema that was erased."""
     with _lock:
         _caches.pop(identity, None)
 
@@ -373,7 +374,7 @@ def is_due(scanned_at: float) -> bool:
 
 
 def low_water_of(lanes: Iterable[TenantLane]) -> tuple[list[int], set[TenantLane]]:
-    """Where to begin in each priority of each lane, and the lanes that are read in full this time."""
+    """Where the read of each priority of each lane begins, and the lanes that are read in full this time."""
     low_water: list[int] = []
     whole: set[TenantLane] = set()
     now = time.monotonic()

@@ -1,21 +1,29 @@
--- Leases visible jobs of the lanes that the claimer names. [CLAIM-1, CLAIM-2, CLAIM-5, TENANT-4]
+-- Leases visible jobs of the lanes that the caller names. [CLAIM-1, CLAIM-2, CLAIM-5, TENANT-4]
 --
--- The claimer keeps the turns (turns.py). For each lane it sends its queue, counted from 0 (p_qs); its place among the tenants
--- (p_ties); its virtual time (p_times) and whether it takes part in the turns already (p_in); how many jobs to look for (p_ks);
--- and for each of ten priorities the low-water mark: all jobs visible before it were taken earlier, and the scan
--- skips their dead index entries.
+-- A lane is one tenant's jobs in one queue name. The caller (turns.py) keeps the virtual times. It sends for each lane:
+--   p_qs         its queue, counted from 0
+--   p_times      its virtual time
+--   p_ties       its tenant's place by name, which decides between equal times
+--   p_in         whether it is in the turns; if not, it is a newcomer
+--   p_ks         how many jobs to look for
+--   p_low_water  for each of ten priorities, where the scan begins: jobs visible before were taken, and their dead index
+--                entries are skipped
+-- and for each queue:
+--   p_shares     the most jobs to take
+--   p_bounds     the turn (time, tie) of the first lane that is not named; NULL if there is none
+--   p_floors     the time where newcomers enter if no lane in the turns has work; NULL while some of these are not named
 --
--- The r-th job of a lane has its turn at time + r * cost. Jobs with the least (time, tie) come first, as if turns were
--- dealt one by one. The claim stops where this order is no longer certain: where a lane found all k jobs that it looked for
--- (it may have more), or at the turn of the first lane that was not named (p_bounds). Newcomers enter at the time of the
--- first lane in the turns that has work. If no such lane has work, they enter at p_floors. It is NULL while the
--- claimer has not named all lanes that are in the turns.
+-- The jobs of a lane have their turns at time, time + cost, time + 2 * cost, and so on. The jobs with the least turns
+-- (time, tie) are taken, but only as far as their order is certain. It is not certain behind a lane that found all the jobs
+-- that it looked for, since that may have more; nor from p_bounds on. A newcomer enters at the time of the first lane in the
+-- turns that has work, else at p_floors, but never before its own time. If neither is known, it gets no job this time.
 --
--- Every job that is read stays locked until the commit, even if it is not taken. Other claims skip it meanwhile, and
+-- Every job that is read stays locked until the commit, even if it is not taken. Meanwhile other claims skip it, and
 -- learn that they should look again.
 --
--- Answers rows with `seq`, then a row without: info = { clock, 1 if leases have expired, next deadline or NULL }, then for
--- each lane the number of jobs found, its cost, and when its next job is due (NULL: none, or it found all it looked for).
+-- Returns a row for each leased job, then one with `info` alone: the clock; 1 if leases have expired (then nothing is
+-- claimed), else 0; the next deadline or NULL; then how many jobs each lane found, the cost of each lane, and when its next
+-- job is due (NULL: it has none, or found all that it looked for).
 CREATE FUNCTION {s}.claim(
     p_lanes int[], p_queue_ids int[], p_qs int[], p_times bigint[], p_in boolean[], p_ties int[], p_ks int[],
     p_low_water bigint[], p_floors bigint[], p_shares int[], p_bounds bigint[],
@@ -117,7 +125,7 @@ BEGIN
         ), placed AS (
             SELECT f.*, row_number() OVER (PARTITION BY i ORDER BY rank, visible_at, seq) - 1 AS r,
                 count(*) OVER (PARTITION BY i) AS n,
-                -- Newcomers enter at the time of the first lane that has work. If that was not named, they wait a round.
+                -- Newcomers enter at the time of the first lane that has work. NULL if that is not known.
                 CASE WHEN inn THEN time
                     WHEN p_floors[q + 1] IS NULL AND bool_or(inn) OVER (PARTITION BY q) IS NOT TRUE THEN NULL
                     ELSE greatest(time, coalesce(min(time) FILTER (WHERE inn) OVER (PARTITION BY q), p_floors[q + 1]))
@@ -136,7 +144,7 @@ BEGIN
                 count(*) FILTER (WHERE sure) OVER (PARTITION BY q) AS all_
             FROM certain c
         ), rotated AS (
-            -- Take from the queues in rotation, and stop where the order of one of them is no longer certain.
+            -- Take from the queues in rotation. Stop where the order in one of them is no longer certain.
             SELECT c.*, nth * v_queues + q AS place, least(
                 min(CASE WHEN cut IS NOT NULL AND all_ < p_shares[q + 1] THEN all_ * v_queues + q END) OVER (),
                 (SELECT min(n) FROM generate_series(0, v_queues - 1) AS n
@@ -185,7 +193,7 @@ BEGIN
             ARRAY[p_worker],
             v_visible, ARRAY[v_now + p_lease], NULL, NULL, v_numbers, v_usage);
     END IF;
-    -- If a lane found less than it looked for, its other visible jobs are locked: they count as due.
+    -- If a lane found fewer jobs than it looked for, its other visible jobs are locked by others, and count as due.
     IF v_lanes = 1 AND v_count = p_ks[1] THEN
         v_next_due := '{NULL}';
     ELSE
