@@ -84,7 +84,7 @@ def _holders(work: Work, scopes: Sequence[Scope]) -> list[JobKey]:
 
 
 class _QuotaCounts:
-    """The quotas that bound an enqueue or a replay. Those of one tenant run one after another: a quota is exact."""
+    """The quotas that bound an enqueue or a replay. Calls under the quota of one tenant conflict: it is exact."""
 
     def __init__(self) -> None:
         self._limits: list[tuple[str, str | None, int]] = []
@@ -159,7 +159,7 @@ async def extend(work: Work, items: Sequence[Extend]) -> list[ExtendAnswer]:
 
 
 async def report(work: Work, items: Sequence[Report]) -> list[ReportAnswer]:
-    """StoredJob the progress of running jobs. [LEASE-1]"""
+    """Record the progress of running jobs. [LEASE-1]"""
     await work.load(item.key for item in items)
     answers: list[ReportAnswer] = []
     for item in items:

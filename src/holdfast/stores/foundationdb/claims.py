@@ -1,8 +1,8 @@
 """Claiming jobs, and ending expired leases. [CLAIM-1 to CLAIM-5, TENANT-4, LEASE-3]
 
-A claim looks by snapshot and reads for real only the jobs that it leases: claims conflict if they lease the same job,
-and with nothing else. After two conflicts in a row, claims begin further back, by a random number of jobs that shrinks
-again.
+A claim searches in snapshot reads, and has read conflicts only on the jobs that it leases. So claims conflict only if
+they lease the same job. After two conflicts in a row, claims skip a random number of jobs at first. This number then
+shrinks again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from holdfast.stores.foundationdb.turns import KnownTurns
 from holdfast.stores.foundationdb.unit_of_work import Work
 
 PROMOTE = 100
-"""The most lanes that one transaction gives a pointer because their time has come."""
+"""The most lanes that get a pointer in one transaction because their time has come."""
 LEAVE = 50
-"""The most lanes that one transaction takes the pointers from."""
+"""The most lanes that lose their pointers in one transaction."""
 LEAVE_AFTER_S = 0.05
 """How long lanes without work keep their pointers."""
 LEAVE_FOR_S = 1.0
 MAX_BYTES = 2_000_000
 """About the most bytes of records that one claim writes."""
 MAX_CROWD, CALM = 64, 0.97
-"""How far a claim may begin behind the first job, in claims; and how that shrinks with each claim."""
+"""The most jobs that a claim skips after conflicts, as a multiple of its size; and how that shrinks with each claim."""
 
 
 class Claims:
@@ -48,11 +48,11 @@ class Claims:
         self._transactions = transactions
         self._turns: dict[str, KnownTurns] = {}
         self._crowd = 0.0
-        """How far claims begin behind the first job, in claims. 0 without recent conflicts."""
+        """How many jobs claims may skip, as a multiple of their size. 0 without recent conflicts."""
         self._leaving: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        """Stop what goes on in the background."""
+        """Stop background tasks."""
         task, self._leaving = self._leaving, None
         if task is not None:
             task.cancel()
@@ -105,7 +105,7 @@ class Claims:
 
     def _conflicted(self, attempt: _Attempt) -> None:
         attempt.conflicts += 1
-        if attempt.conflicts > 1 or self._crowd:  # One alone may be chance: it costs no order.
+        if attempt.conflicts > 1 or self._crowd:  # A single conflict may be chance: it changes no order.
             self._crowd = attempt.crowd = min(MAX_CROWD, self._crowd * 2 + 2)
 
     def _lags(self, claimed: Claimed, attempt: _Attempt) -> bool:
@@ -155,7 +155,7 @@ class Claims:
     # Lanes without work -------------------------------------------------------------------------------------------
 
     def _leave_soon(self) -> None:
-        """Take the pointers of lanes without work away, a moment later."""
+        """Remove the pointers of lanes without work, a moment later."""
         if self._leaving is None or self._leaving.done():
             idle = any(not lane.fresh for turns in self._turns.values() for lane in turns.outside.values())
             if idle:
@@ -209,7 +209,7 @@ class _Attempt:
         """A queue named twice counts once. [CLAIM-1]"""
 
     async def run(self, work: Work) -> Claimed:
-        """Lease jobs in this transaction. If something must be repaired first, it only says so."""
+        """Lease jobs in this transaction. If something must be repaired first, only report that."""
         self.work = work
         prefix = work.keys.deadlines
         looks = [lanes.next_later(work, queue) for queue in self._queues if self.request.tenant is None]

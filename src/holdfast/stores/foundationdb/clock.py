@@ -22,9 +22,9 @@ VERSIONS_PER_MS = 1_000
 RENEW_MS = 5_000
 """An anchor of this age is renewed before a transaction goes on."""
 JUMP_MS = 10_000
-"""Versions that came this much further than time did are a jump."""
+"""If versions advanced by this much more than time, it is a jump."""
 UNSEEN_JUMP_MS = 60_000
-"""The same, for a process that did not see the time pass: it has only its wall clock and that of the last one."""
+"""The same for a process that saw no earlier version: it can only compare its wall clock with the last process's."""
 SLEW = 5_000
 """Millionths by which the clock may run faster or slower than versions: 5 ms a second, 18 s an hour."""
 CORRECT_WITHIN_MS = 60_000
@@ -39,7 +39,7 @@ _ME = f"{os.getpid():x}{time.monotonic_ns():x}"
 
 
 class Anchor(Struct, frozen=True, array_like=True):
-    """At `version` it was `at`. `wall` is what the process that wrote it took for the time."""
+    """At `version` it was `at`. `wall` is the wall clock of the process that wrote the anchor."""
 
     version: int
     at: int
@@ -136,7 +136,7 @@ class Witness:
             if passed - own > JUMP_MS:
                 return max(0, own)
         by_walls = wall_ms() - anchor.wall
-        # A wall clock that is behind that of the last process shows nothing, if this one has seen time pass.
+        # A wall clock behind that of the last process shows nothing if this process has seen time pass.
         if passed - by_walls > UNSEEN_JUMP_MS and (by_walls >= 0 or not self._version):
             return max(0, by_walls)
         return None

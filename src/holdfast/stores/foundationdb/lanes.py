@@ -6,9 +6,10 @@ A lane with waiting jobs is in one of these:
     later   it has only jobs that come due later, and a pointer at that time or before
     paused  it is paused, and was found so by a claim: it has no pointer
 
-Who adds a job makes the pointer, if there is none that is early enough. Who finds a lane without visible jobs takes the
-pointer away: it reads where a job could appear, so that it conflicts with a job that is added meanwhile. Who adds a job
-and relies on a pointer reads it, so that it conflicts with its removal. Two that add jobs never conflict.
+A transaction that adds a job makes the pointer, unless there is one that is early enough. A transaction that finds no
+visible job in a lane removes the pointer. It reads where a job could appear, so it conflicts with one that adds a job
+meanwhile. A transaction that adds a job and relies on a pointer reads it, so it conflicts with the removal. Two
+transactions that add jobs never conflict.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class LaneJobs:
     """The visible jobs of a lane in claim order, read a part at a time."""
 
     def __init__(self, work: Work, tenant: str, queue: str, *, paused: bool | None = None) -> None:
-        """`paused`: whether to take it for paused. None: read it."""
+        """`paused`: whether the lane is paused. None: read that from the store."""
         self.tenant = tenant
         self.queue = queue
         self.paused = bool(paused)
@@ -96,7 +97,7 @@ class LaneJobs:
     async def fetch(self, count: int, *, skip: int = 0) -> None:
         """Read until `count` visible jobs are at hand, or all. With `skip` the first ones come last."""
         if not self._checked:
-            # A pause meanwhile is a conflict: after a pause was acknowledged, no job is handed out. [CLAIM-5]
+            # A pause meanwhile is a conflict, so that no job is leased after the pause was acknowledged. [CLAIM-5]
             self.paused = await self._work.tr.get(self._work.keys.lane_paused(self.tenant, self.queue)) is not None
             self._checked = True
         if self.paused:
@@ -147,7 +148,7 @@ async def heads(work: Work, tenant: str, queue: str, *, snapshot: bool) -> list[
 
 
 async def leave(work: Work, tenant: str, queue: str, stamps: list[bytes]) -> bool:
-    """Take the pointers of a lane away if it has no visible job. Returns whether it had none.
+    """Remove the pointers of a lane if it has no visible job. Returns whether it had none.
 
     `stamps`: where its pointers are. A pointer that was made later conflicts.
     """
@@ -195,7 +196,7 @@ async def promote(work: Work, queue: str, limit: int) -> int:
 
 
 async def next_later(work: Work, queue: str) -> int | None:
-    """When the next lane without visible jobs has one."""
+    """The earliest time when a lane without visible jobs has one."""
     prefix = work.keys.later_pointers(queue)
     rows = await work.tr.get_range(*span(prefix), limit=1, snapshot=True)
     return unpack(rows[0][0], len(prefix))[0] if rows else None

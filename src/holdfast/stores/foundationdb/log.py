@@ -1,6 +1,6 @@
 """The log: events of one tenant or of all, ranges for Spark, readers. [EVENT-2, EVENT-3]
 
-The order of commits is the order of the log, and what was read once never gets anything in between.
+The log is in the order of commits, so nothing is ever inserted before an event that was read.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ async def last_cut(work: Work, before: bytes = b"\xff" * STAMP_BYTES) -> bytes:
 
 
 async def last_offset(work: Work) -> str:
-    """The end of the log."""
+    """The position of the end of the log."""
     return to_offset(await end_of(work))
 
 
@@ -145,7 +145,7 @@ async def last_offset(work: Work) -> str:
 
 
 async def bounds(transactions: Transactions, after: str | None, most: int | None, end: str | None) -> tuple[str, str]:
-    """The offsets to read between: from `after`, about `most` events on, up to `end`."""
+    """The offsets where a read of about `most` events after `after` begins and ends; `end` at the latest."""
 
     async def ends(work: Work) -> tuple[bytes, bytes]:
         start = await start_of(work, None, after)

@@ -1,7 +1,7 @@
 """Hints: a few keys are watched, and the log says what has changed. [CLAIM-3, RESULT-2]
 
-Every change with an event adds to one of a few counters, and every other change that listeners must know of to one
-more. A handle that has listeners watches them all. When one changes, it reads the new entries of the log and makes a
+Every change with an event adds to one of a few counters. Every other change that listeners must know of adds to another
+one. A handle that has listeners watches them all. When one changes, it reads the new entries of the log and makes a
 signal of each event. If there are very many, or if a watch was lost, it sends one hint of each kind instead.
 """
 

@@ -1,8 +1,8 @@
 """Numbers that grow: the sequence numbers of jobs, and tokens. [LEASE-5]
 
-They follow read versions, so that no key is written by every transaction, and a later transaction has larger ones.
-Within a process none is given twice. Those of different processes differ in their last digit, mostly: for a job, its id
-and its last token make them unique.
+They follow read versions: later transactions get larger numbers, and there is no key that every transaction writes.
+A process gives no number twice. Numbers of different processes mostly differ in their last digit. If not, the id and
+the last token of a job make them unique for the job.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Picks the jobs of a claim from the indexes, by snapshot: in claim order, in turns, from the queues in rotation.
 
-Nothing is changed here but the transaction's own picture. What was learned about the turns is kept after the commit.
+Nothing is written here. What was learned about the turns is kept only after the commit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.stores.foundationdb.unit_of_work import Work
 POINTERS = 1_000
 """The most pointers that one read returns."""
 PROBES = 40
-"""The most lanes found without work that one claim looks at again."""
+"""The most lanes without work that one claim reads again."""
 MAX_IDLE = 200
 """The most lanes of the turns in which one claim finds no work; the next one continues. [CLAIM-4]"""
 
@@ -68,7 +68,7 @@ class TurnsPicker:
         self._lanes: dict[str, LaneJobs] = {}
         self._heap: list[tuple[int, str]] = []
         self._order: list[tuple[int, str]] = []
-        """The lanes inside the turns that were not looked at yet: the last is next."""
+        """The lanes in the turns that were not read yet: the last one is next."""
         self._entered: dict[str, int] = {}
         self._times: dict[str, int] = {}
         self._resting: set[str] = set()

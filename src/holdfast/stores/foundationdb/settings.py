@@ -51,7 +51,7 @@ class SettingsCache:
         self.known: dict[tuple[str, str], TenantSettings | None] = {}
 
     def check(self, version: int) -> None:
-        """Forget everything if a setting has changed."""
+        """Empty the cache if a setting has changed."""
         if version != self.version or len(self.known) > MAX_CACHED:
             self.version, self.known = version, {}
 

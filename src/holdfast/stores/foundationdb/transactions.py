@@ -1,8 +1,8 @@
-"""How transactions run: at an instant of the store clock, again after a conflict, and once if their end is unknown.
+"""How transactions run: at an instant of the store clock, and again after a conflict, but with one effect only.
 
-A commit whose outcome is unknown is looked for in the log: each transaction that makes events writes a nonce of its own
-there. If the nonce is there, the answer is right; if it is not, nothing was changed and the transaction runs again. So
-no claim is made twice. Transactions without events may run twice: they set values.
+The outcome of a commit can be unknown. So each transaction that makes events writes a nonce of its own to the log. If
+the nonce is there, the change was made and the answer is right. If not, nothing was changed, and the transaction runs
+again. So no claim is made twice. Transactions without events may run twice, as they only set values.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Transactions:
         await self.change_anchor(renew)
 
     async def tick(self) -> None:
-        """Commit something, so that versions advance on a cluster where nothing else happens."""
+        """Commit something, so that versions advance on an idle cluster."""
 
         async def move(transaction: FdbTransaction, anchor: Anchor, version: int) -> None:
             if not anchor.frozen:

@@ -1,7 +1,7 @@
 """Trims the log: by age, and tenants to their share of its room. [EVENT-2]
 
-Entries with events of one tenant alone are cleared. Others are written anew without them. Counts by tenant give the
-level; they are read only if the log is too long.
+An entry whose events are all trimmed is cleared. Others are rewritten without the trimmed events. Counts by tenant give
+the level, and are read only if the log is too long.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class KnownTurns:
                 self.outside[tenant] = lane
 
     def enter(self, lane: KnownLane, time: int) -> None:
-        """Let a lane take turns."""
+        """Let a lane enter the turns."""
         lane.time, lane.inside, lane.fresh = time, True, False
         self.outside.pop(lane.tenant, None)
         insort(self.order, (time, lane.tenant))

@@ -50,7 +50,7 @@ async def set_tenant(work: Work, tenant: str, new: TenantSettings) -> None:
 
 
 async def beat(work: Work, worker: WorkerInfo, ttl_ms: int) -> None:
-    """StoredJob that a worker is alive. A `ttl_ms` of 0 or less removes it."""
+    """Record that a worker is alive. A `ttl_ms` of 0 or less removes it."""
     key = work.keys.worker(worker.worker_id)
     if ttl_ms <= 0:
         work.clear(key)
@@ -103,7 +103,7 @@ async def _forget(work: Work, limit: int, place: bytes) -> tuple[list[JobKey], b
             following = mark
             break
         if behind == (bucket + 1) * BUCKET_MS:
-            # The mark goes with the last job. Who adds one meanwhile sets the mark, and conflicts.
+            # Clear the mark with the last job. A transaction that adds one meanwhile sets the mark, and conflicts.
             tr.add_read_conflict_range(lane + pack(bucket * BUCKET_MS), lane + pack(behind))
             tr.add_read_conflict_key(mark)
             work.clear(mark)
@@ -124,7 +124,7 @@ async def _has_forgotten(
 
 
 async def _drop_keys(work: Work) -> int:
-    """Free idempotency keys whose time is over."""
+    """Free idempotency keys that have expired."""
     prefix = work.keys.expiring_keys
     rows = await work.tr.get_range(span(prefix)[0], prefix + pack(work.now + 1), limit=PART, snapshot=True)
     scopes = [tuple(work.keys.parts(key, prefix)[1:]) for key, _ in rows]
