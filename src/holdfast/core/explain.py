@@ -272,7 +272,7 @@ def _workers(job: Job, known: KnownTypes, more: int) -> Iterator[Cause]:
 def _next(job: Job) -> Cause:
     if job.queue.startswith(RESERVED):
         return Cause(
-            code="maintenance", text="A process that does maintenance takes it next: a worker, or `holdfast maintain`."
+            code="maintenance", text="A process that does maintenance takes it next: a worker, or holdfast maintain."
         )
     return Cause(code="next", text="No job of this tenant is ahead: the next free worker takes it.")
 
