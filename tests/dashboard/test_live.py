@@ -87,6 +87,18 @@ async def test_a_change_is_noticed_and_the_fragment_shows_it(opened):
         assert shown.headers["x-fragment-tag"] == later["table"]
 
 
+async def test_after_an_action_a_viewer_never_gets_what_was_before(opened, monkeypatch):
+    monkeypatch.setattr(live, "PACE_S", 3600.0)
+    await opened.queue().enqueue({"n": 1}, queue="mail", id="first")
+    async with served(opened) as base, client(base) as browser, stream(browser, "/queues", tenant="acme") as found:
+        await anext(found)
+        look = {"tenant": "acme", "fragment": "table"}
+        assert "paused" not in (await browser.get("/queues", params=look)).text
+        await opened.queue().pause("mail")
+        opened.dashboard.live.changed("acme")
+        assert "paused" in (await browser.get("/queues", params=look)).text
+
+
 async def test_the_work_is_done_once_for_all_viewers_and_not_at_all_without_one(opened, monkeypatch):
     await opened.queue().enqueue({"n": 1}, queue="mail")
     reads = Reads(opened.store, monkeypatch, "queue_page")

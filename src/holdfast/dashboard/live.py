@@ -76,7 +76,7 @@ class LivePages:
     async def fragment(self, page: WebPage, name: str, view: View) -> Rendered:
         """A fragment as its watch drew it last, for a viewer that was notified; drawn anew if there is no watch."""
         watch = self._watches.get(_key(page, name, view))
-        if watch is not None and watch.rendered is not None:
+        if watch is not None and watch.rendered is not None and not watch.is_outdated:
             return watch.rendered
         async with self.turns.of(view.viewer):
             return await self.render(page, name, view)
@@ -85,6 +85,7 @@ class LivePages:
         """Renew the fragments about this tenant or all tenants, after an action that may make no hint."""
         for watch in list(self._watches.values()):
             if watch.tenant in ("", tenant):
+                watch.is_outdated = True
                 watch.mark()
 
     def check_room(self, tenant: str) -> None:
@@ -174,6 +175,8 @@ class FragmentWatch:
 
     def __init__(self, live: LivePages, key: Key, page: WebPage, name: str, view: View) -> None:
         self.rendered: Rendered | None = None
+        self.is_outdated = False
+        """Whether a viewer has acted since. The page that the viewer gets next must not show what was before."""
         self.cost_s = 0.0
         self._live, self._key = live, key
         self._page, self._name, self._view = page, name, view
@@ -229,6 +232,7 @@ class FragmentWatch:
         try:
             async with self._live.turns.of(self._view.viewer, is_patient=True):
                 began = time.monotonic()
+                self.is_outdated = False
                 self.rendered = await self._live.render(self._page, self._name, self._view)
                 self.cost_s = time.monotonic() - began
         except (HoldfastError, OSError) as error:
