@@ -3,7 +3,19 @@
 import pytest
 
 from holdfast.core.errors import StoreUnavailable
-from holdfast.core.job import Cancel, Extend, Finish, Finished, JobKey, JobState, Purge, Queued, Replayed, Result
+from holdfast.core.job import (
+    Cancel,
+    Extend,
+    Finish,
+    Finished,
+    JobKey,
+    JobState,
+    Purge,
+    Queued,
+    Replayed,
+    Result,
+    SetResultTtl,
+)
 from holdfast.store import Reader
 from holdfast.stores.foundationdb.database import CLUSTER_VERSION_CHANGED, COMMIT_UNKNOWN_RESULT
 from tests.stores.load import new, wish
@@ -84,6 +96,15 @@ async def test_an_extension_a_cancel_a_replay_and_a_purge_are_made_once(store, d
     assert await store.purge([Purge(KEY)]) == ["purged"]
     assert await kinds(store) == ["enqueued", "claimed", "failed", "replayed", "canceled", "purged"]
     assert [(count.tenant, count.count) for count in (await store.purge_counts(TENANT)).counts] == [(TENANT, 1)]
+
+
+async def test_a_job_whose_ttl_is_cut_to_nothing_was_updated(store, database, applied):
+    """A repetition no longer finds it."""
+    job = await leased(store)
+    await store.finish([Finish(KEY, job.token, "complete", result=Result(b"1"))])
+    fail(database, applied)
+    assert await store.set_result_ttl([SetResultTtl(KEY, 0)]) == ["updated"]
+    assert await store.set_result_ttl([SetResultTtl(KEY, 0)]) == ["not_found"]
 
 
 async def test_an_expired_lease_ends_once(store, database, applied):

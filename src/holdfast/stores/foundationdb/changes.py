@@ -272,17 +272,24 @@ async def _drop_old_counts(work: Work) -> None:
         work.clear(work.keys.purge(tenant))
 
 
-async def set_result_ttl(work: Work, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
-    """Change how long finished jobs are kept. [RESULT-1]"""
+async def set_result_ttl(work: Work, items: Sequence[SetResultTtl], expiries: dict[JobKey, int]) -> list[TtlStatus]:
+    """Change how long finished jobs are kept. [RESULT-1]
+
+    `expiries` has what earlier tries set: with a TTL of 0 the job is forgotten at once, also for a repetition.
+    """
     await work.load(item.key for item in items)
     answers: list[TtlStatus] = []
     for item in items:
         job = work.find(item.key)
+        if job is None and (ended := work.any(item.key)) and ended.expires_at == expiries.get(item.key):
+            answers.append("updated")
+            continue
         answer = requests.check_result_ttl(job, item)
         if job is None or answer is not None:
             answers.append(answer or "not_found")
             continue
         lifecycle.set_result_ttl(job, item.ttl_ms, work.now)
+        expiries[item.key] = work.now + item.ttl_ms
         work.changed(job)
         answers.append("updated")
     return answers

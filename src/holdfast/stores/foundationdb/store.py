@@ -210,7 +210,12 @@ class FdbStore:
         return await self._each(changes.purge, items)
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
-        return await self._each(changes.set_result_ttl, items)
+        expiries: dict[JobKey, int] = {}
+
+        def step(work: Work, part: Sequence[SetResultTtl]) -> Awaitable[list[TtlStatus]]:
+            return changes.set_result_ttl(work, part, expiries)
+
+        return await self._each(step, items)
 
     async def _each(
         self,
