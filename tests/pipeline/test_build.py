@@ -44,7 +44,7 @@ def die_at_failures(monkeypatch):
 
 @pytest.fixture
 def rows():
-    rows = asyncio.run(random_history(range(3 if FULL else 1), steps=120))
+    rows = asyncio.run(random_history(range(1, 4 if FULL else 2), steps=120))
     rows.sort(key=lambda row: (row["at"], row["shard"], row["position"]))
     return rows
 
