@@ -112,7 +112,7 @@ class FdbTransaction(Protocol):
     ) -> list[tuple[bytes, bytes]]:
         """Return the pairs with begin <= key < end, at most `limit` if it isn't 0.
 
-        With a limit that was reached, the read conflict ends at the last key returned; in reverse it is the whole range.
+        With a limit reached, the read conflict ends at the last key returned. In reverse, it is the whole range.
         """
         ...
 

@@ -160,7 +160,9 @@ class SimulatedTransaction(Writing):
                 version = await self._enter()
                 with self._database.lock:
                     scan = self._database.readable(version).scan(begin, end, version, reverse=reverse)
-                    pairs = self._first(self._merged(scan, begin, end, reverse=reverse), limit)
+                    if self._writes and self._writes.touch(begin, end):
+                        scan = self._merged(scan, begin, end, reverse=reverse)
+                    pairs = self._first(scan, limit)
         if not snapshot:
             if limit and len(pairs) == limit and not reverse:  # What is behind the last key makes no difference.
                 end = after(pairs[-1][0])
@@ -189,9 +191,6 @@ class SimulatedTransaction(Writing):
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield the pairs of the database with the transaction's own writes over them."""
         writes = self._writes
-        if not writes.touch(begin, end):
-            yield from scan
-            return
         own = writes.between(begin, end)  # The last one is the next.
         if not reverse:
             own.reverse()
