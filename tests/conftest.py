@@ -53,7 +53,7 @@ def postgres():
 
 @pytest.fixture
 def prefix():
-    """A name that nobody else uses."""
+    """A name that nothing else uses."""
     return f"t{uuid.uuid4().hex[:12]}"
 
 
@@ -62,20 +62,22 @@ def pattern(postgres):
     """The name of a database with our schema in it: to copy it is quicker than to migrate anew."""
     postgres.sql("CREATE DATABASE pattern")
     subprocess.run([sys.executable, "-m", "holdfast", "migrate", postgres.url("pattern")], check=True)
-    postgres.sql("ALTER DATABASE pattern ALLOW_CONNECTIONS false")  # Whoever is connected is in the way of copies.
+    postgres.sql(
+        "ALTER DATABASE pattern ALLOW_CONNECTIONS false"
+    )  # No copy is made of a database with open connections.
     return "pattern"
 
 
 @pytest.fixture
 def database(postgres, pattern, prefix):
-    """The name of a database that nobody else uses, with our schema in it."""
+    """The name of a database that nothing else uses, with our schema in it."""
     with _database(postgres, prefix, pattern) as name:
         yield name
 
 
 @pytest.fixture
 def empty_database(postgres, prefix):
-    """The name of a database that nobody else uses, with nothing in it."""
+    """The name of an empty database that nothing else uses."""
     with _database(postgres, prefix, "template1") as name:
         yield name
 
@@ -112,7 +114,7 @@ def postgres_url(postgres, database):
 
 @pytest.fixture
 def plain_url(request, kind):
-    """A place of this kind that nobody else uses."""
+    """A place of this kind that nothing else uses."""
     return request.getfixturevalue(f"{kind}_url")
 
 

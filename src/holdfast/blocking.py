@@ -139,13 +139,13 @@ class Queue(_Blocking):
         self._opened = False
 
     def open(self) -> Self:
-        """Connect to the store. Twice is harmless."""
+        """Connect to the store. Calling it twice is harmless."""
         self._run(self._target().open())
         self._opened = True
         return self
 
     def close(self) -> None:
-        """Finish calls in flight and close the connection to the store. Twice is harmless."""
+        """Finish calls in flight and close the connection to the store. Calling it twice is harmless."""
         self._opened = False
         self._run(self._target().close())
 

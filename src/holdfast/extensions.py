@@ -37,7 +37,7 @@ class WorkerInbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop deliveries, after those in flight have arrived. Twice is harmless."""
+        """Stop deliveries, after those in flight have arrived. Calling it twice is harmless."""
         ...
 
 
@@ -144,7 +144,7 @@ class ScheduleKeeper(Protocol):
 
 @runtime_checkable
 class TypeCatalog(Protocol):
-    """A store that answers itself which job types the workers of a tenant run. See `known_types`."""
+    """A store that knows by itself which job types the workers of a tenant run. See `known_types`."""
 
     async def known_types(self, tenant: str) -> KnownTypes:
         """The job types that the live workers of this tenant run."""

@@ -7,7 +7,7 @@ The decorator is on the opener that an entry point names, in a module that loads
         from tiny_store.store import TinyStore
         ...
 
-An opener without the decorator gets the defaults. No other module compares the name of a store.
+An opener without the decorator gets the defaults. No other module asks for the name of a store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OffsetForm(Struct, frozen=True):
     by_shard: bool = False
     """Whether each number is the position in one shard. If not, all of them together are one position."""
     used: int | None = None
-    """How many numbers are used for positions, from the first on. The others are check values. None: all."""
+    """The first numbers, this many, make positions. The others are check values. None: all make positions."""
 
 
 class StoreKind(Struct, frozen=True):

@@ -51,7 +51,7 @@ def parse_url(url: str) -> StoreUrl:
         raise InvalidOption("store", f"{scheme}: {reason}")
     options = dict(pairs)
     if len(options) != len(pairs):
-        raise InvalidOption("store", f"the URL of {scheme}: has an option twice")
+        raise InvalidOption("store", f"the {scheme}: URL has an option twice")
     return StoreUrl(url, scheme, unquote(rest), options)
 
 
@@ -117,7 +117,7 @@ def check_shared(option: str, url: str, reason: str) -> None:
 
 def shown_url(url: str) -> str:
     """A store's URL without its passwords, for logs and reports."""
-    # A URL that names no server has an `@` as a part of a name.
+    # In a URL without a server, an `@` is part of a name.
     found = _LOGIN.match(url) if kind_of(url).place == "server" else None
     if found is not None:
         user, colon, _ = found[2].partition(":")

@@ -52,6 +52,19 @@ def name_cursor(cursor: str | None, check: Callable[[str], str] = check_queue) -
         raise InvalidOption("cursor", f"{cursor!r} is not a cursor of this list") from None
 
 
+def segment_cursor(cursor: str | None) -> tuple[int, tuple[int, ...]]:
+    """Where a list in claim order continues: in which of its orders, and after which place. Raises InvalidOption."""
+    if cursor is None:
+        return 0, ()
+    try:
+        segment, *place = (int(part) for part in cursor.split("."))
+    except ValueError:
+        raise InvalidOption("cursor", f"{cursor!r} did not come from a list") from None
+    if segment not in range(3) or any(not -1 <= part < 2**62 for part in place) or not place:
+        raise InvalidOption("cursor", f"{cursor!r} did not come from a list")
+    return segment, tuple(place)
+
+
 def tenant_cursor(cursor: str | None) -> tuple[str, str]:
     """Where a list of tenants continues: after a tenant, or after one of its queues. Raises InvalidOption.
 
@@ -70,9 +83,9 @@ def tenant_cursor(cursor: str | None) -> tuple[str, str]:
 def tenant_page_of(
     with_jobs: Sequence[str], with_settings: Sequence[str], stop: tuple[str, str] | None, limit: int
 ) -> TenantPage:
-    """A page of the next tenants with jobs and of the next with settings. `stop`: where the search for jobs ended.
+    """A page of the next tenants with jobs and of the next with settings.
 
-    It is after a tenant, or inside one whose jobs have not been found yet.
+    `stop` is the place where the search for jobs ended: after a tenant, or inside one that was not searched to its end.
     """
     names = sorted({*with_jobs, *with_settings} - {OPERATOR})
     if stop is not None:
@@ -193,7 +206,7 @@ def list_page(jobs: Iterable[Job], query: ListQuery, now: int) -> Page:
 
 
 def queue_stats(queue: str, jobs: Iterable[Job], now: int, *, paused: bool) -> QueueStats:
-    """The counts of a tenant queue, of all its jobs."""
+    """The counts of a tenant queue, from all its jobs."""
     counts = dict.fromkeys(JobState, 0)
     oldest: int | None = None
     for job in jobs:

@@ -256,10 +256,10 @@ class Store(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     async def open(self) -> None:
-        """Connect, and create what is missing. Raises StoreMismatch on foreign data. Twice is harmless."""
+        """Connect, and create what is missing. Raises StoreMismatch on foreign data. Calling it twice is harmless."""
 
     async def close(self) -> None:
-        """Release everything held in this process. Twice is harmless."""
+        """Release everything held in this process. Calling it twice is harmless."""
 
     async def sibling(self) -> Store:
         """A second handle on the same data, open, for another event loop. Close it when done."""

@@ -28,7 +28,7 @@ After.
 """
 
 
-def told(group, *, faster=4.0):
+def reported(group, *, faster=4.0):
     """As a run of five rounds says it: ours `faster` times as fast as each of the others."""
     figures = Figures()
     ground = GROUNDS.get(group)
@@ -64,7 +64,7 @@ def page(tmp_path):
 def test_a_second_writing_changes_nothing(tmp_path, page):
     results = tmp_path / "results.json"
     for group in ("disk", "valkey"):
-        run.keep(results, group, *told(group))
+        run.keep(results, group, *reported(group))
     report.write(results, page)
     first = {path.name: path.read_text() for path in (page, *(tmp_path / "charts").iterdir())}
     assert set(first) == {"benchmarks.md", "disk.svg", "disk-claims.svg", "valkey.svg", "valkey-claims.svg"}
@@ -77,9 +77,9 @@ def test_a_second_writing_changes_nothing(tmp_path, page):
 
 def test_a_run_of_one_group_leaves_the_others(tmp_path, page):
     results = tmp_path / "results.json"
-    run.keep(results, "valkey", *told("valkey"))
-    run.keep(results, "disk", *told("disk"))
-    run.keep(results, "valkey", *told("valkey", faster=2.0))
+    run.keep(results, "valkey", *reported("valkey"))
+    run.keep(results, "disk", *reported("disk"))
+    run.keep(results, "valkey", *reported("valkey", faster=2.0))
     kept = json.loads(results.read_text())
     assert kept["disk"]["figures"]["drain"]["file"]["all"][0] == 4000
     assert kept["valkey"]["figures"]["drain"]["valkey"]["all"][0] == 2000
@@ -92,7 +92,7 @@ def test_a_page_without_a_place_is_refused():
 
 def test_every_table_has_as_many_cells_in_each_row():
     for group in ("disk", *GROUNDS):
-        section, _ = report.made(group, *told(group))
+        section, _ = report.made(group, *reported(group))
         tables = re.findall(r"(?:^\|.*\n?)+", section, re.MULTILINE)
         assert len(tables) >= 3
         for table in tables:
@@ -101,7 +101,7 @@ def test_every_table_has_as_many_cells_in_each_row():
 
 
 def test_a_peer_that_is_missing_is_named_with_the_reason():
-    about, figures = told("valkey")
+    about, figures = reported("valkey")
     about["missing"] = {"RQ": "not installed, npm is missing"}
     section, _ = report.made("valkey", about, figures)
     assert section.count("not installed, npm is missing") == 3
@@ -126,22 +126,22 @@ def test_a_number_is_as_short_as_it_says_enough(value, words):
 
 
 def test_goals_are_reached_and_missed_by_what_was_found():
-    _, figures = told("valkey", faster=8.0)
+    _, figures = reported("valkey", faster=8.0)
     found = {goal.what: goal for goal in goals.on_valkey(figures, ["RQ", "arq"], ["BullMQ"])}
     assert found["drain / best in Python"].found == pytest.approx(8)
     assert found["drain / best in Python"].verdict == "yes"
     assert found["request/response p50, not worse than RQ"].verdict == "yes"
     assert found["claim of 100 over 10,000 tenants / one"].verdict == "no"
-    _, figures = told("valkey", faster=0.5)
+    _, figures = reported("valkey", faster=0.5)
     found = {goal.what: goal for goal in goals.on_valkey(figures, ["RQ", "arq"], ["BullMQ"])}
     assert {found["drain / BullMQ"].verdict, found["bulk enqueue, not worse than RQ"].verdict} == {"no"}
 
 
 def test_a_file_is_held_to_the_disk_and_to_how_soon_a_program_is_there():
-    found = {goal.what: goal.verdict for goal in goals.on_disk(told("disk")[1])}
+    found = {goal.what: goal.verdict for goal in goals.on_disk(reported("disk")[1])}
     assert found["claim of 100 over 10,000 tenants / one"] == "no"
     assert (found["import holdfast, ms"], found["holdfast --help, ms"]) == ("yes", "no")
-    section, _ = report.made("disk", *told("disk"))
+    section, _ = report.made("disk", *reported("disk"))
     assert "`import holdfast` takes 50 ms, `holdfast --help` 250 ms." in section
     assert re.search(r"^\| drain \| huey, .* \| 0\.52 \|$", section, re.MULTILINE)  # Beside the raw limit.
 
@@ -174,7 +174,7 @@ def test_one_process_of_holdfast_is_compared_with_all_cores_of_a_peer():
 
 
 def test_many_peers_are_shown_a_few_at_a_time():
-    about, figures = told("valkey")
+    about, figures = reported("valkey")
     shown = [*tables_peers.beside_peers(GROUNDS["valkey"], figures, 5, {})]
     headers = [[str(column.header) for column in table.columns] for table in shown]
     assert [name for names in headers for name in names if name in about["peers"]] == [*about["peers"]]

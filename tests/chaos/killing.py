@@ -25,7 +25,7 @@ async def kill_at_any_moment(zygote, queue, url, log, chance):
         assert {await zygote.end(pid) for pid in pids} == {-signal.SIGKILL}
         # The leases of the dead run out.
         await queue.store.shift_clock(31_000)
-    # Something is surely left to do: a worker is told to end when it has done it, not while it still starts.
+    # Something is surely left to do: workers end when it is done, and not while they still start.
     ids.append("last")
     await queue.enqueue(work.message(log), id="last")
     await drain(zygote, queue, url)

@@ -1,4 +1,4 @@
-"""Whoever leads flows is killed by SIGKILL, at each step of that work.
+"""The process that leads flows is killed by SIGKILL, at each step of that work.
 
 Invariants verified:
 - every flow completes in the end, once
@@ -57,7 +57,7 @@ async def test_a_flow_whose_leader_is_killed_continues_and_no_step_becomes_two_j
         while (await queue.store.reap(100, 0.5)).jobs:
             pass
         await queue.store.shift_clock(60_000)
-    # Something is surely left to do: a worker is told to end when it has done it, not while it still starts.
+    # Something is surely left to do: workers end when it is done, and not while they still start.
     flows.append(diamond(log))
     await queue.start(flows[-1])
     pid = await zygote.start(url, log=log, concurrency=10)

@@ -2,7 +2,7 @@
 
 Invariants verified:
 - a worker that was frozen past its lease changes nothing: no late acknowledgement is accepted [LEASE-1, LEASE-4]
-- the job belongs to whoever has claimed it since; it completes once, with his result
+- the job belongs to the worker that has claimed it since; it completes once, with that result
 - the frozen worker notices, says "stalled", and works on
 """
 

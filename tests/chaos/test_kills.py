@@ -70,7 +70,7 @@ async def test_no_job_is_lost_and_none_takes_effect_twice(zygote, queue, url, lo
         assert {await zygote.end(pid) for pid in pids} == {-signal.SIGKILL}
         # The leases of the dead run out.
         await queue.store.shift_clock(31_000)
-    # Something is surely left to do: a worker is told to end when it has done it, not while it still starts.
+    # Something is surely left to do: workers end when it is done, and not while they still start.
     ids.append("last")
     await queue.enqueue(work.message(log), id="last")
     await drain(zygote, queue, url)

@@ -2,7 +2,7 @@
 
 Invariants verified:
 - a signal lets running jobs finish, gives back what was not started, and the process exits with 0 [RETRY-5]
-- after the grace running jobs are told, given back, and their attempt does not count
+- after the grace running jobs are stopped and released, and their attempt does not count
 - a second signal ends the process at once, and still gives back
 """
 
@@ -50,7 +50,7 @@ async def test_after_the_grace_period_running_jobs_are_released(zygote, queue, u
     assert await zygote.end(pid) == 0
     jobs = await ledger.check(queue.store, TENANT, ["x"])
     assert (jobs["x"].state, jobs["x"].attempts) == (JobState.READY, 0)
-    assert notes(log, "told")
+    assert notes(log, "canceled")
 
 
 async def test_the_second_signal_stops_the_worker_at_once(zygote, queue, url, log, tmp_path):

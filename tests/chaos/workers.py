@@ -72,7 +72,7 @@ async def wait_politely(log: str, file: str) -> str:
     try:
         await eventually(lambda: os.access(file, os.F_OK), patience_s=60)
     except asyncio.CancelledError:
-        note(log, "told")
+        note(log, "canceled")
         raise
     return "done"
 
@@ -108,7 +108,7 @@ async def run_worker(order):
         log = order.get("log")
         if log:
             for name in ("completed", "stalled", "canceled"):
-                worker.on(name, lambda event: _told(log, event))
+                worker.on(name, lambda event: _reported(log, event))
         await worker.run()
 
 
@@ -162,12 +162,12 @@ ROLES = {"work": run_worker, "serve_all": serve_all, "produce": produce, "race":
 
 
 def _freeze():
-    # Not in the middle of a commit: whoever is frozen there holds the lock of the file store, and all wait for him.
+    # Not in the middle of a commit: a process frozen there holds the lock of the file store, and all wait for it.
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _told(log, event):
+def _reported(log, event):
     _write(log, (event.name, event.job.id, event.job.attempts, event.job.token, os.getpid()))
 
 

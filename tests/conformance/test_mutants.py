@@ -1,6 +1,6 @@
 """Every planted bug is caught: all of them in the memory store, those of a store's own in that store.
 
-There are so many in the stores on servers that only some of each kind are tried here; `make mutants` tries all.
+In the stores on servers only some of each kind are tried here: there are many. `make mutants` tries all.
 """
 
 from zlib import crc32
@@ -13,7 +13,7 @@ from tests.mutants.planting import POSTGRES, REDIS, STORES
 
 HERE = [(STORES[0], mutant) for mutant in mutants() if STORES[0] in mutant.stores]
 HERE += [(store, mutant) for store in STORES[1:] for mutant in mutants() if mutant.stores == (store,)]
-# Of so many, one is tried here: which one its name decides, so that a new bug moves no other.
+# One in this many is tried here. Its name decides which one, so that a new bug moves no other.
 ONE_IN = {"redis": 4, "postgres": 8}
 TRIED = [(store, mutant) for store, mutant in HERE if crc32(mutant.name.encode()) % ONE_IN.get(store, 1) == 0]
 

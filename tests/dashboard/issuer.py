@@ -25,7 +25,7 @@ PERSON = {"tid": "acme", "roles": ["jobs:read", "jobs:produce", "jobs:admin"]}
 
 
 class TestIssuer:
-    """It logs in whoever comes, with `claims`. `changes` are made to the next tokens, `sign` replaces the signature."""
+    """It logs every caller in, with `claims`. `changes` are made to the next tokens, `sign` replaces the signature."""
 
     __test__ = False
 

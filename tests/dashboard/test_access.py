@@ -4,15 +4,18 @@ import base64
 import json
 import re
 import uuid
+from urllib.parse import urlencode
 
 import pytest
 
+from holdfast.core.job import JobKey
 from holdfast.dashboard import ByToken
 from holdfast.dashboard.guard import POLICY
 from holdfast.service.keys import Keys
 from holdfast.service.revoked import Revocation, Revoked, RevokedTokens
 from holdfast.service.settings import Limits
 from holdfast.service.tokens import Tokens
+from tests.dashboard.making import fail
 from tests.dashboard.support import ALL, KEY, TOKENS, field, operator_token, site, texts, token
 from tests.service.support import serving, signed
 
@@ -123,11 +126,11 @@ async def test_a_session_id_set_by_an_attacker_is_not_used(guarded):
     assert before != after
     assert _claims(before)["session"] != _claims(after)["session"]
     foreign = guarded.browser()
-    foreign.cookies.set(name, "chosen-by-somebody")
+    foreign.cookies.set(name, "chosen-by-another")
     assert (await foreign.get("/queues")).status_code == 303
     answer = await foreign.log_in(token())
     assert answer.status_code == 303
-    assert "chosen-by-somebody" not in answer.headers["set-cookie"]
+    assert "chosen-by-another" not in answer.headers["set-cookie"]
 
 
 async def test_a_changed_cookie_opens_nothing(guarded):
@@ -162,6 +165,22 @@ async def test_a_revoked_token_ends_its_sessions(guarded, monkeypatch):
     await RevokedTokens(guarded.store).add(Revocation("acme", "sub", "ann"))
     assert (await browser.get("/queues")).status_code == 303
     assert (await guarded.browser().log_in(token(subject="ann"))).status_code == 401
+
+
+async def test_an_operators_token_can_be_revoked_too(guarded, monkeypatch):
+    operator, other = (
+        await guarded.logged_in(operator_token(subject="ann")),
+        await guarded.logged_in(token(subject="ann")),
+    )
+    monkeypatch.setattr("holdfast.service.revoked.RENEW_S", 0)
+    monkeypatch.setattr("holdfast.service.revoked.MAX_AGE_S", 0)
+    revoked = Revocation("", "sub", "ann")
+    assert await RevokedTokens(guarded.store).add(revoked)
+    assert (await operator.get("/tenants")).status_code == 303
+    assert (await guarded.browser().log_in(operator_token(subject="ann"))).status_code == 401
+    assert (await other.get("/queues")).status_code == 200
+    assert await RevokedTokens(guarded.store).remove(revoked)
+    assert (await operator.get("/tenants")).status_code == 200
 
 
 @pytest.mark.parametrize("bad", ["", "nonsense", "a.b.c"])
@@ -306,6 +325,55 @@ async def test_an_action_is_recorded_with_its_user(guarded, caplog):
     text = lines[0].getMessage() + str(lines[0].__dict__)
     for fact in ("queue.pause", "ann", "acme", "mail", "dashboard", "127.0.0.1", "done"):
         assert fact in text
+
+
+@pytest.mark.parametrize(
+    "path, given, query",
+    [
+        ("/job/purge", {"id": "harmless"}, {"queue": "mail", "id": "bad"}),
+        ("/job/purge", {"queue": "other"}, {"queue": "mail", "id": "bad"}),
+        ("/dead/purge-one", {"id": "harmless"}, {"queue": "mail", "id": "bad"}),
+        ("/dead/purge", {"until": "9" * 13, "queue": "mail"}, {"queue": "other"}),
+        ("/queues/pause", {"queue": "mail"}, {"queue": "other"}),
+    ],
+)
+async def test_an_action_whose_form_and_address_differ_is_refused(opened, caplog, path, given, query):
+    """Else its line in the trail would name one thing, and the action would take the other."""
+    await fail(opened.store, ["bad"])
+    browser = opened.browser()
+    caplog.set_level("INFO", "holdfast.audit")
+    to = f"{path}?{urlencode({'tenant': 'acme', **query})}"
+    assert (await browser.act(to, given, page="/queues?tenant=acme")).status_code == 400
+    assert not [record for record in caplog.records if record.name == "holdfast.audit"]
+    assert await opened.store.get([JobKey("acme", "mail", "bad")]) != [None]
+    assert not (await opened.store.stats("acme", ["mail"]))[0].paused
+
+
+async def test_a_run_acts_on_the_queue_that_its_line_in_the_trail_names(opened, caplog):
+    await fail(opened.store, ["bad"])
+    browser = opened.browser()
+    caplog.set_level("INFO", "holdfast.audit")
+    answer = await browser.act("/dead/purge?tenant=acme&queue=other", {"until": "9" * 13}, page="/queues?tenant=acme")
+    assert answer.status_code == 303
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "holdfast.audit"]
+    assert "queue=other" in line
+    assert await opened.store.get([JobKey("acme", "mail", "bad")]) != [None]
+
+
+@pytest.mark.parametrize("place", ["image", "empty", "iframe", "script"])
+async def test_a_page_of_another_site_cannot_make_a_dashboard_without_login_work(opened, place):
+    for path in ("/dead/run?do=purge&tenant=acme", "/proof?doctor=1&tenant=acme", "/live?page=/queues&tenant=acme"):
+        for whose in ("cross-site", "same-site"):
+            headers = {"sec-fetch-site": whose, "sec-fetch-dest": place, "sec-fetch-mode": "no-cors"}
+            assert (await opened.browser().get(path, headers=headers)).status_code == 403
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-dest": "document", "sec-fetch-mode": "navigate"}
+    assert (await opened.browser().get("/queues?tenant=acme", headers=headers)).status_code == 200
+
+
+async def test_a_malformed_origin_is_that_of_another_site(opened):
+    form = {"form_token": await opened.browser().form_token("/queues?tenant=acme"), "queue": "mail"}
+    answer = await opened.browser().send_form("/queues/pause?tenant=acme", form, origin="http://[")
+    assert answer.status_code == 403
 
 
 def _claims(cookie):

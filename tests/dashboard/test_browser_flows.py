@@ -30,7 +30,7 @@ def wide(id, count=12):
 
 
 async def run_until(queue, count):
-    """Run a worker until so many jobs have completed."""
+    """Run a worker until this many jobs have completed."""
     worker, ended, done = Worker(queue, jobs=[works]), 0, asyncio.Event()
 
     async def end(_):

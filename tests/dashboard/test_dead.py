@@ -1,5 +1,6 @@
 """Dead letters: groups, plans, and runs in steps."""
 
+import asyncio
 import re
 
 import pytest
@@ -87,6 +88,28 @@ async def test_a_look_is_bounded_and_the_next_one_goes_on_behind_it(opened, monk
     assert sum(reads) <= 24 + 5 * len(looked)
 
 
+async def test_others_get_a_turn_between_the_reads_of_a_plan(opened, monkeypatch):
+    monkeypatch.setattr(grouping, "READ", 2)
+    await fail(opened.store, [f"job-{n}" for n in range(9)])
+    listed, turns, seen = opened.store.list, 0, []
+
+    async def counted(query):
+        seen.append(turns)
+        return await listed(query)
+
+    async def other():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(opened.store, "list", counted)
+    busy = asyncio.create_task(other())
+    await opened.browser().get("/dead/run?do=replay&tenant=acme")
+    busy.cancel()
+    assert len(seen) == len(set(seen)) == 5
+
+
 async def test_a_rare_error_far_behind_is_found_and_replayed(opened, monkeypatch):
     """A look that ends before the first match does not say that there is none."""
     await fail(opened.store, [f"a{n}" for n in range(20)])
@@ -99,7 +122,7 @@ async def test_a_rare_error_far_behind_is_found_and_replayed(opened, monkeypatch
         page = await browser.get(path)
         if "rare" in texts(page):
             break
-        assert "None among those looked at" in texts(page)
+        assert "None found so far" in texts(page)
         path = re.search(r'href="([^"]+)" rel="next"', page.text)[1].replace("&amp;", "&")
     assert "rare" in texts(page)
     monkeypatch.setattr(dead_run, "PLAN_S", -1)

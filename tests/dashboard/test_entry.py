@@ -8,6 +8,7 @@ import uuid
 from contextlib import asynccontextmanager, closing
 from functools import partial
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
@@ -127,6 +128,30 @@ def test_the_command_prints_the_address_and_ends_on_a_signal(tmp_path):
         assert (status, "mail" in text) == (200, True)
         assert _get(f"{address}queues", Host="evil.example")[0] == 403
         assert process.end(signal.SIGTERM).code == 0
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_the_command_trusts_the_proxies_that_it_is_given(tmp_path, trusted):
+    """Behind one that ends TLS, the session's cookie is for TLS alone."""
+
+    async def fill():
+        async with Queue(f"file:{tmp_path}/data", tenant="acme") as queue:
+            await queue.enqueue({"n": 1}, queue="mail", id="a")
+
+    asyncio.run(fill())
+    (tmp_path / "key").write_text(KEY)
+    with Processes() as processes:
+        arguments = ["--store", f"file:{tmp_path}/data", "--port", "0", "--jwt-hs256-key-file", str(tmp_path / "key")]
+        arguments += ["--host", "0.0.0.0"] + ["--trusted-proxies", "127.0.0.0/8"] * trusted
+        process = processes.start("dashboard", *arguments, cwd=tmp_path)
+        port = process.stdout.readline().rstrip().rstrip("/").rpartition(":")[2]
+        base, forwarded = f"http://127.0.0.1:{port}", {"x-forwarded-proto": "https", "x-forwarded-for": "192.0.2.1"}
+        with httpx.Client(base_url=base, headers=forwarded, trust_env=False) as browser:
+            fields = {"token": token(), "form_token": field(browser.get("/login"), "form_token")}
+            answer = browser.post("/login", data=fields, headers={"origin": base})
+            cookie = answer.headers["set-cookie"].lower()
+            assert ("secure" in cookie, cookie.startswith("__host-")) == (trusted, trusted)
+            assert ("strict-transport-security" in answer.headers) == trusted
 
 
 def test_the_command_needs_a_key_to_listen_elsewhere_and_a_store_that_exists(tmp_path):

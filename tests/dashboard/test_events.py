@@ -116,3 +116,11 @@ async def test_a_person_follows_the_log(opened):
         await page.get_by_label("Kind").select_option("failed")
         await page.get_by_role("button", name="Show").click()
         assert await page.locator("a.row").all_inner_texts() == ["just-now"]
+
+
+async def test_a_token_for_some_queues_does_not_learn_how_much_happens_in_others(guarded):
+    for n in range(3):
+        await guarded.queue().enqueue({"n": n}, queue="secret")
+    await guarded.queue().enqueue({"n": 1}, queue="mail")
+    shown = " ".join(texts(await (await guarded.logged_in(token(queues=["mail"]))).get("/events?kind=failed")))
+    assert "None among the newest 1 event." in shown

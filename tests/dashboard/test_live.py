@@ -145,15 +145,18 @@ async def test_a_fragment_whose_looks_did_not_change_makes_no_notice(opened, mon
 
 async def test_the_pace_slows_down_when_pages_cost_much(opened):
     pages = opened.dashboard.live
-    assert pages.pace_s() == live.PACE_S
+    assert pages.pace_s("acme") == live.PACE_S
 
     class Costly:
-        cost_s, viewers = 0.05, 10
+        tenant, cost_s, viewers = "acme", 0.05, 10
 
     pages._watches["x"] = Costly()
-    assert live.PACE_S < pages.pace_s() < live.SLOWEST_S
+    assert live.PACE_S < pages.pace_s("acme") < live.SLOWEST_S
+    Costly.cost_s = 0.5
+    assert pages.pace_s("acme") == live.SLOWEST_S
     Costly.cost_s = 10
-    assert pages.pace_s() == live.SLOWEST_S
+    assert Costly.cost_s / pages.pace_s("acme") < live.MAX_SHARE
+    assert pages.pace_s("victim") == live.PACE_S
 
 
 async def test_a_tenants_stream_says_nothing_about_others(guarded):
@@ -191,6 +194,26 @@ async def test_a_stream_ends_when_its_viewer_may_look_no_longer(monkeypatch):
                 await anext(said)
                 revoked.set()
                 assert (await anext(said))[0] == "ended"
+
+
+async def test_a_busy_stream_ends_with_its_session_too(monkeypatch):
+    monkeypatch.setattr(live, "BEAT_S", 0.2)
+    monkeypatch.setattr(live, "PACE_S", 0.01)
+    async with site(f"memory:{uuid.uuid4().hex}", by_token) as found:
+        ((name, value),) = (await found.logged_in(token("acme"))).cookies.items()
+        viewer = found.dashboard.access.sessions.viewer(value)
+        queue, number = found.queue("acme"), 0
+        async with served(found) as base, client(base) as browser:
+            browser.cookies.set(name, value)
+            async with stream(browser, "/queues") as said:
+                await anext(said)
+                found.dashboard.access.sessions.end(viewer)
+                kinds = {"changed"}
+                while "ended" not in kinds and number < 1000:
+                    number += 1
+                    await queue.enqueue({"n": 1}, queue="mail")
+                    kinds.add((await anext(said))[0])
+                assert "ended" in kinds
 
 
 async def test_streams_are_bounded(opened, monkeypatch):

@@ -149,7 +149,7 @@ async def test_a_wrong_state_is_refused():
 
 
 async def test_a_login_that_began_in_another_browser_is_refused():
-    """Login fixation: a person is sent the answer to somebody else's login."""
+    """Login fixation: a person is sent the answer to another person's login."""
     async with sites() as (found, issuer):
         prepared, victim = found.browser(), found.browser()
         back = path_of(await at_issuer(await prepared.get("/login/oidc")))
@@ -157,7 +157,7 @@ async def test_a_login_that_began_in_another_browser_is_refused():
         await victim.get("/login/oidc")
         refused(await victim.get(back), "another login", victim)
         for name in ("holdfast-login", "__Host-holdfast-login", "holdfast-session"):
-            victim.cookies.set(name, "chosen-by-somebody")
+            victim.cookies.set(name, "chosen-by-another")
             refused(await victim.get(back), "did not begin in this browser", found.browser())
             victim.cookies.clear()
         assert "token" not in issuer.asked

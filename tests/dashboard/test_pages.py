@@ -4,6 +4,7 @@ import html
 import re
 import uuid
 from datetime import timedelta
+from urllib.parse import urlencode
 
 import pytest
 
@@ -12,7 +13,8 @@ from holdfast.core.events import Event
 from holdfast.core.job import JobKey
 from holdfast.dashboard.histories import spans
 from tests.dashboard.inline import inline
-from tests.dashboard.support import operator_token, parsed, texts, token
+from tests.dashboard.making import chrome, fail
+from tests.dashboard.support import operator_token, parsed, served, texts, token
 
 pytestmark = pytest.mark.asyncio
 
@@ -22,6 +24,8 @@ HOSTILE = (
     "../../etc/passwd", "a/b?c=d&e=f#g", "\ufeff<b>", "<style>*{display:none}</style>", "`${alert(1)}`",
     "<a href=javascript:alert(1)>", "\u2028alert(1)", "' OR 1=1 --", "<base href=//evil>",
 )  # fmt: skip
+HUNDRED = tuple(before + text for before in ("", '">', "'>", "</script>", "--></style>") for text in HOSTILE)
+"""Each as it is, and out of an attribute, a script, a style and a comment."""
 
 
 @job(queue="mail", max_attempts=1)
@@ -51,15 +55,17 @@ async def _run(queue, count):
 
 
 async def test_hostile_names_payloads_errors_and_results_stay_text(opened):
-    """A hundred of them: ids, payloads, errors, results and idempotency keys; on every page that shows them."""
+    """A hundred of each: ids, payloads, errors or results, idempotency keys; on every page that shows them."""
+    assert len(set(HUNDRED)) == 100
     queue = opened.queue()
-    for n, text in enumerate(HOSTILE):
+    for n, text in enumerate(HUNDRED):
         message = fails.message(text) if n % 2 else works.message(text)
         await queue.enqueue(message, id=text[:200].replace("\u2028", "-"), idempotency_key=f"{text}-key")
-    await _run(queue, len(HOSTILE))
+    await _run(queue, len(HUNDRED))
     browser = opened.browser()
-    pages = [await browser.get(path, params={"tenant": "acme"}) for path in ("/", "/jobs", "/queues")]
-    for text in HOSTILE:
+    paths = ("/", "/jobs", "/queues", "/dead", "/events")
+    pages = [await browser.get(path, params={"tenant": "acme"}) for path in paths]
+    for text in HUNDRED:
         id = text.replace("\u2028", "-")
         asked = {"tenant": "acme", "queue": "mail", "id": id}
         pages += [
@@ -79,8 +85,31 @@ async def test_hostile_names_payloads_errors_and_results_stay_text(opened):
             if name in ("href", "src", "action", "formaction"):
                 assert value.startswith(("/", "#")), value
                 assert not value.startswith("//"), value
-    for text in HOSTILE:
+    for text in HUNDRED:
         assert " ".join(text.split()) in shown or "\u2028" in text, text
+
+
+async def test_hostile_texts_run_nothing_in_a_browser(opened):
+    """A hundred dead letters: their pages and all lists say them, and neither ask nor run anything."""
+    ids = [text.replace("\u2028", "-") for text in HUNDRED]
+    for id, text in zip(ids, HUNDRED, strict=True):
+        await fail(opened.store, [id], text, error=text)
+    async with served(opened) as base, chrome(base) as page:
+        page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+        for path in ("/", "/jobs", "/dead", "/events", "/dead/run?do=replay"):
+            await page.goto(f"{path}{'&' if '?' in path else '?'}tenant=acme")
+            assert await page.evaluate(FOREIGN_ELEMENTS) == []
+        for id, text in zip(ids[:: len(ids) // 20], HUNDRED[:: len(ids) // 20], strict=True):
+            await page.goto(f"/job?{urlencode({'tenant': 'acme', 'queue': 'mail', 'id': id})}")
+            assert (await page.text_content("h1")).strip() == id.strip()
+            assert text in await page.text_content("main")
+            assert await page.evaluate(FOREIGN_ELEMENTS) == []
+
+
+FOREIGN_ELEMENTS = """() => [...document.querySelectorAll(
+    'script:not([src^="/static/"]), style, img, iframe, object, embed, base, textarea, ' +
+    '[style], [onload], [onerror], [href^="javascript"]'
+)].map(one => one.outerHTML)"""
 
 
 ALLOWED = {
@@ -88,8 +117,15 @@ ALLOWED = {
     "footer", "form", "input", "main", "h1", "h2", "p", "section", "dl", "dt", "dd", "table", "thead", "tbody", "tr",
     "th", "td", "time", "button", "details", "summary", "pre", "code", "ol", "ul", "li", "g", "rect", "text", "line",
     "polyline", "polygon", "circle", "figure", "dialog", "kbd", "label", "strong", "b", "i", "progress", "datalist",
-    "option",
+    "option", "select", "output",
 }  # fmt: skip
+
+
+async def test_an_id_is_no_option_of_a_command_to_copy(opened):
+    id = "--store=redis://evil.example"
+    await opened.queue().enqueue({"n": 1}, queue="mail", id=id)
+    shown = texts(await opened.browser().get("/job", params={"tenant": "acme", "queue": "mail", "id": id}))
+    assert f"holdfast status --tenant acme --queue mail -- {id}" in shown
 
 
 async def test_scripts_and_styles_come_from_files_alone(opened):

@@ -75,7 +75,7 @@ async def test_run_now_enqueues_the_job_and_leaves_the_ticks_as_they_are():
         (after,) = await queue.schedules()
         assert after.next_at == made.next_at
         await browser.act(f"/schedules/run{AT}", {"name": "it"}, f"/schedules{AT}")
-        assert len(await queue.list(queue="mail")) == 1  # The clock stands still: it is the same run.
+        assert len(await queue.list(queue="mail")) == 1  # The clock is frozen: it is the same run.
         await queue.advance(seconds=1)
         await browser.act(f"/schedules/run{AT}", {"name": "it"}, f"/schedules{AT}")
         assert len(await queue.list(queue="mail")) == 2

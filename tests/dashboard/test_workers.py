@@ -77,6 +77,20 @@ async def test_a_token_sees_the_workers_of_its_tenant(guarded):
         assert (answer.status_code, "host-of" in answer.text) == (404, False), path
 
 
+async def test_the_overview_tells_no_more_of_workers_than_their_page(guarded):
+    await _beat(guarded.store, "own", queues=("mail", "secret"))
+    await _beat(guarded.store, "elsewhere", queues=("secret",))
+    await guarded.store.beat(WorkerInfo("fleet", None, "host", 1, ("mail", "secret"), 50, 37), TTL_MS)
+    for limits, seen in ({"queues": ["mail"]}, {"mail", "own", "fleet"}), ({}, {"mail, secret", "elsewhere", "fleet"}):
+        answer = await (await guarded.logged_in(token(**limits))).get("/")
+        assert seen <= set(texts(answer))
+        assert ("secret" in answer.text) == (not limits)
+        assert "37/50" not in "".join(texts(answer))
+        assert ("3 of 8" if limits else "6 of 16") + " slots in use" in answer.text
+    answer = await (await guarded.logged_in(operator_token())).get("/?tenant=acme")
+    assert "43 of 66 slots in use" in answer.text
+
+
 async def test_an_operator_sees_all_workers(guarded):
     for id, tenant in (("own", "acme"), ("foreign", "rival"), ("fleet", None)):
         await _beat(guarded.store, id, tenant, host=f"host-of-{id}")

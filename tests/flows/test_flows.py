@@ -1,7 +1,7 @@
 """Flows on every store, with real workers, which also lead them.
 
 Invariants verified: a step runs after those it waits for, and once; what hangs on a failed step never runs, the rest
-does; cancel takes the open steps along; a replay goes on where it failed; nobody else's job is touched.
+does; cancel takes the open steps along; a replay goes on where it failed; no other job is touched.
 """
 
 import asyncio
@@ -198,7 +198,7 @@ async def test_a_new_leader_enqueues_no_step_twice(queue):
     flow = diamond()
     ticket = await queue.start(flow)
     (job,) = (await queue.store.claim(ClaimRequest(queue.tenant, (FLOWS,), 1, 1000, "dead"))).jobs
-    leading = asyncio.create_task(flows.serve(job, Deaf(queue.store)))
+    leading = asyncio.create_task(flows.serve(job, WithoutHints(queue.store)))
     key = JobKey(queue.tenant, "default", f"{flow.id}/extract")
     await eventually(lambda: queue.get(key.id))
     leading.cancel()
@@ -229,7 +229,7 @@ async def test_a_late_leader_does_not_enqueue_a_canceled_step_again(queue):
     assert (again, (await queue.get(first.id)).state) == (Queued(first.id, JobState.CANCELED), JobState.CANCELED)
 
 
-class Deaf(SystemContext):
+class WithoutHints(SystemContext):
     """A context that can wait, and never gets a hint."""
 
     async def changed(self, timeout_s):

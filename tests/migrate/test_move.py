@@ -49,12 +49,12 @@ def plan(file_url, other_url):
 
 def between(here, there, step, act):
     """A walker that does something when a step is done, the first time."""
-    told = []
+    reported = []
 
     async def walker(step_input, queues, tell):
         receipts = [await steps.run_step(step_input, here, there, queue, tell) for queue in queues]
-        if step_input.step == step and not told:
-            told.append(step)
+        if step_input.step == step and not reported:
+            reported.append(step)
             await act()
         return receipts
 
@@ -145,11 +145,11 @@ async def test_jobs_enqueued_meanwhile_move_and_canceled_ones_do_not(stores, pla
 async def test_other_content_under_the_same_id_stops_the_move_before_it_removes_jobs(stores, plan):
     here, there = stores
     before = await names(here, *ALL)
-    await there.enqueue([new("a-3", payload=b'{"to":"somebody"}'), new("a-4", priority=1, request_id="own")])
-    with pytest.raises(StoreMismatch, match="mail/a-3: another job has this id there") as told:
+    await there.enqueue([new("a-3", payload=b'{"to":"a person"}'), new("a-4", priority=1, request_id="own")])
+    with pytest.raises(StoreMismatch, match="mail/a-3: another job has this id there") as reported:
         await move(plan)
-    assert "a-4" not in str(told.value)
-    assert "mail, odd, video are paused in both stores" in told.value.__notes__[0]
+    assert "a-4" not in str(reported.value)
+    assert "mail, odd, video are paused in both stores" in reported.value.__notes__[0]
     assert await names(here, *ALL) == before
     assert await paused(here) == await paused(there) == {*ALL, SCHEDULES, FLOWS}
     await there.cancel([Cancel(JobKey(TENANT, "mail", "a-3"))])
@@ -186,12 +186,12 @@ async def test_a_move_waits_for_running_jobs_and_changes_nothing_if_they_do_not_
     here, there = stores
     await here.pause(TENANT, "video", paused=True)
     (job,) = (await here.claim(ClaimRequest(TENANT, ("mail",), 1, 30_000, "w"))).jobs
-    with pytest.raises(StoreBusy, match=r"1 job of 'acme' still ran .* \(1 in mail\)") as told:
+    with pytest.raises(StoreBusy, match=r"1 job of 'acme' still ran .* \(1 in mail\)") as reported:
         await move(plan)
-    assert told.value.__notes__ == ["Nothing was moved, and the queues are as they were."]
+    assert reported.value.__notes__ == ["Nothing was moved, and the queues are as they were."]
     assert (await paused(here), await paused(there)) == ({"video"}, set())
     assert await names(there, *ALL, MOVES) == NOTHING | {MOVES: []}
-    # A dead worker's lease runs out, and nobody else ends it.
+    # A dead worker's lease runs out, and no other process ends it.
     await here.shift_clock(31_000)
     assert (await move(plan)).jobs == 16
     assert next(one for one in await waiting(there, "mail") if one.id == job.id).envelope.max_attempts == 3
@@ -230,11 +230,11 @@ async def test_jobs_that_cannot_move_are_named(stores, plan, file_url, other_url
     with pytest.raises(InvalidOption, match="is SRC itself"):
         await move(MovePlan(file_url, f"file:{fast}/./{prefix}?test_clock=1", TENANT))
     assert await paused(here) == set()
-    with pytest.raises(InvalidOption, match="no jobs or settings of 'nobody'"):
-        await move(MovePlan(file_url, other_url, "nobody"))
-    with pytest.raises(StoreUnavailable) as told:
+    with pytest.raises(InvalidOption, match="no jobs or settings of 'absent'"):
+        await move(MovePlan(file_url, other_url, "absent"))
+    with pytest.raises(StoreUnavailable) as reported:
         await move(MovePlan(file_url, "redis://127.0.0.1:1/0", TENANT))
-    assert "The store is DST" in told.value.__notes__[0]
+    assert "The store is DST" in reported.value.__notes__[0]
     with pytest.raises(InvalidOption, match="a service does not show all of a job"):
         await move(MovePlan(file_url, "http://localhost:1", TENANT))
     await there.set_tenant(TENANT, TenantSettings("mail", None, 3))

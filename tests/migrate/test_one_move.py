@@ -57,9 +57,9 @@ async def stop(plan, here, there, step="copy"):
     async def act():
         raise Stop
 
-    with pytest.raises(Stop) as told:
+    with pytest.raises(Stop) as reported:
         await move(plan, between(here, there, step, act))
-    return told.value.__notes__
+    return reported.value.__notes__
 
 
 # One at a time ------------------------------------------------------------------------------------------------------
@@ -162,12 +162,12 @@ async def test_a_job_canceled_in_the_source_of_a_stopped_move_does_not_run(store
     monkeypatch.setattr(steps, "PAGE", 2)
 
     async def walker(step_input, queues, tell):
-        def told(_):
+        def reported(_):
             if step_input.step == step:
                 raise Stop  # After its first page.
 
         return [
-            await steps.run_step(step_input, here, there, queue, told if step_input.step == "take" else tell)
+            await steps.run_step(step_input, here, there, queue, reported if step_input.step == "take" else tell)
             for queue in queues
         ]
 
@@ -275,9 +275,9 @@ async def test_after_the_target_dies_the_source_continues_and_the_same_command_e
             moving = asyncio.create_task(move(plan))
             await eventually(lambda: paused(there))
             server.kill()
-            with pytest.raises(StoreUnavailable) as told:
+            with pytest.raises(StoreUnavailable) as reported:
                 await moving
-            assert "Nothing was moved. In DST the queues" in told.value.__notes__[0]
+            assert "Nothing was moved. In DST the queues" in reported.value.__notes__[0]
             assert await paused(here) == set()
             await here.finish([Finish(job.key, job.token, "complete")])
             server.restart()
@@ -286,9 +286,9 @@ async def test_after_the_target_dies_the_source_continues_and_the_same_command_e
             async def die():
                 server.kill()
 
-            with pytest.raises(StoreUnavailable) as told:
+            with pytest.raises(StoreUnavailable) as reported:
                 await move(plan, between(here, there, "take", die))
-            assert "What has moved stays in DST. In DST the queues" in told.value.__notes__[0]
+            assert "What has moved stays in DST. In DST the queues" in reported.value.__notes__[0]
             assert await paused(here) == set()
             server.restart()
             await there.shift_clock(plan.lease_ms)
@@ -379,9 +379,11 @@ async def test_partly_written_entries_of_the_move_log_are_removed(stores, plan, 
 async def test_a_quota_of_the_target_is_checked_before_any_job_is_copied(stores, plan):
     here, there = stores
     await there.set_tenant(TENANT, TenantSettings("mail", None, 4))
-    with pytest.raises(StoreBusy, match=r"0 jobs wait in queue 'mail', 5 or more would come.*raise it in DST") as told:
+    with pytest.raises(
+        StoreBusy, match=r"0 jobs wait in queue 'mail', 5 or more would come.*raise it in DST"
+    ) as reported:
         await move(plan)
-    assert told.value.__notes__ == ["Nothing was moved, and the queues are as they were."]
+    assert reported.value.__notes__ == ["Nothing was moved, and the queues are as they were."]
     assert await names(there, "mail") == {"mail": []}
     assert await paused(here) == await paused(there) == set()
 
@@ -393,9 +395,9 @@ async def test_a_job_that_runs_after_a_whole_pass_leaves_no_queue_paused(stores,
         await here.enqueue([new("n", "fresh")])
         await here.claim(ClaimRequest(TENANT, ("fresh",), 1, 600_000, "w"))
 
-    with pytest.raises(StoreBusy, match="1 in fresh") as told:
+    with pytest.raises(StoreBusy, match="1 in fresh") as reported:
         await move(plan, between(here, there, "take", act))
-    assert told.value.__notes__ == ["What has moved stays in DST, and the queues are as they were."]
+    assert reported.value.__notes__ == ["What has moved stays in DST, and the queues are as they were."]
     assert await paused(here) == await paused(there) == set()
     assert await run_all(there, "mail") == IDS
 

@@ -131,7 +131,7 @@ def redis_counts_paused_tenants(bug: Bug) -> None:
 
 @mutant("EXPLAIN-1", stores=REDIS, seen_by=OTHERS)
 def redis_counts_tenants_without_visible_work(bug: Bug) -> None:
-    """Whoever has had work in the queue counts as a tenant that takes turns."""
+    """Every tenant that has had work in the queue counts as one that takes turns."""
     bug.lua("standing", "and next_visible(new_scan(lane, 1)) then", "then")
 
 

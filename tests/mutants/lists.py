@@ -109,10 +109,10 @@ def a_list_by_time_goes_by_the_bytes_alone(bug: Bug) -> None:
 @mutant("STATE-1", stores=REDIS, seen_by=ORDER)
 def a_page_by_time_passes_over_its_moment(bug: Bug) -> None:
     """Jobs of the same instant as the last of a page are missed."""
-    bug.lua("newest", "while low < high do", "high = low\n  while low < high do")
+    bug.lua("reading", "while low < high do", "high = low\n  while low < high do")
 
 
 @mutant("STATE-1", stores=REDIS, seen_by=ORDER)
 def a_page_by_time_begins_with_the_last_of_the_page_before(bug: Bug) -> None:
     """The place to start before is one too late."""
-    bug.lua("newest", "local stop = preceding(key, beyond + time)", "local stop = preceding(key, beyond + time) + 1")
+    bug.lua("newest", "beyond + time, precedes)", "beyond + time, precedes) + 1")

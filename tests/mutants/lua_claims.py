@@ -332,7 +332,7 @@ def all_that_was_read_counts_as_due(bug: Bug) -> None:
 
 
 @mutant("CLAIM-2", stores=REDIS)
-def priorities_are_not_told_apart_in_what_was_read(bug: Bug) -> None:
+def priorities_are_mixed_up_in_what_was_read(bug: Bug) -> None:
     """A range over two priorities counts as due if its last job seems so."""
     bug.lua(
         "turns",

@@ -59,7 +59,7 @@ def replaced_job_stays_in_the_indexes(bug: Bug) -> None:
 
 
 @mutant("ENQ-5", "ENQ-4", stores=REDIS)
-def run_at_in_the_past_stands_first(bug: Bug) -> None:
+def run_at_in_the_past_comes_first(bug: Bug) -> None:
     """An instant in the past is stored as it is, so the job is ahead of those that waited longer."""
     bug.lua("enqueue", "max(now, run_ats[n] < 0", "max(0, run_ats[n] < 0")
 

@@ -1,4 +1,4 @@
-"""Bugs in Lua: what one job alone comes through, and jobs that are handed over as they come."""
+"""Bugs in Lua: the path of a single job, and direct hand-off."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def single_enqueue_loses_a_large_payload(bug: Bug) -> None:
 
 
 @mutant("ENQ-5", "ENQ-4", "CLAIM-2", stores=REDIS)
-def single_run_at_in_the_past_stands_first(bug: Bug) -> None:
+def single_run_at_in_the_past_comes_first(bug: Bug) -> None:
     """A single enqueue stores an instant in the past as it is."""
     bug.lua("single_enqueue", "max(now, run_at < 0", "max(0, run_at < 0")
 

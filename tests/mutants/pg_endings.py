@@ -83,7 +83,7 @@ def waiters_get_no_hint_of_an_end(bug: Bug) -> None:
     """Waiters get no hint of the end of their job."""
 
     def hints(original: Planted, effects: Any, *args: Any) -> Any:
-        return [told for told in original(effects, *args) if told[0].value != "done"]
+        return [reported for reported in original(effects, *args) if reported[0].value != "done"]
 
     bug.around(bug.postgres("unit_of_work").Effects, "hints", hints)
 
@@ -93,7 +93,7 @@ def workers_get_no_hint_of_a_waiting_job(bug: Bug) -> None:
     """Workers get no hint of a visible job."""
 
     def hints(original: Planted, effects: Any, *args: Any) -> Any:
-        return [told for told in original(effects, *args) if told[0].value != "ready"]
+        return [reported for reported in original(effects, *args) if reported[0].value != "ready"]
 
     bug.around(bug.postgres("unit_of_work").Effects, "hints", hints)
 
@@ -103,7 +103,7 @@ def readers_get_no_hint_of_new_events(bug: Bug) -> None:
     """Readers that follow the log get no hint."""
 
     def hints(original: Planted, effects: Any, *args: Any) -> Any:
-        return [told for told in original(effects, *args) if told[0].value != "events"]
+        return [reported for reported in original(effects, *args) if reported[0].value != "events"]
 
     bug.around(bug.postgres("unit_of_work").Effects, "hints", hints)
 

@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.core.waiters import Registrations
 from tests.mutants.planting import POSTGRES, Bug, Planted, mutant
 
-# What is handed over --------------------------------------------------------------------------------------------
+# What is handed off ---------------------------------------------------------------------------------------------
 
 
 @mutant("ENQ-5", stores=POSTGRES)
@@ -226,8 +226,8 @@ def a_worker_that_leaves_does_not_wait_for_jobs_in_flight(bug: Bug) -> None:
 def arrived_jobs_count_as_in_flight(bug: Bug) -> None:
     """Jobs that arrived take up room twice."""
 
-    def coming(_: Planted, offers: Registrations, *_rest: object) -> int:
-        return sum(offer.handed_off for offer in offers.open.values())
+    def coming(_: Planted, registrations: Registrations, *_rest: object) -> int:
+        return sum(one.handed_off for one in registrations.open.values())
 
     bug.around(Registrations, "in_flight", coming)
 

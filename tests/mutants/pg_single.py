@@ -108,7 +108,7 @@ def the_completion_of_one_is_filed_under_its_own_transaction(bug: Bug) -> None:
     bug.function("complete_one", "greatest(v_job.logged, {s}.xid())", "{s}.xid()")
 
 
-# What is told of it ---------------------------------------------------------------------------------------------
+# What is reported of it -----------------------------------------------------------------------------------------
 
 _IN_FULL = "the_record_in_a_hint_is_the_stored_record"
 

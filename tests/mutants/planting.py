@@ -18,7 +18,7 @@ from holdfast.core.events import Event
 from holdfast.tables import TableLog
 
 Planted = Callable[..., Any]
-"""Stands in for a function: gets the original first, then the arguments."""
+"""Replaces a function: gets the original first, then the arguments."""
 
 STORES = ("memory", "file", "redis", "shards", "postgres", "fdb")
 """Where bugs can be planted; "shards" is the Redis store laid out in several."""
@@ -31,7 +31,7 @@ FDB = ("fdb",)
 CORE = IN_PYTHON + POSTGRES + FDB
 """The stores that use a rule of `core` in Python, PostgreSQL for all but its hot paths."""
 FACES = IN_PYTHON + REDIS + POSTGRES + FDB
-"""Where what a store answers can be bent, whatever stands behind it."""
+"""Where the answers of a store can be changed, whatever the store is."""
 SHARDS = ("shards",)
 
 _FACES = {
@@ -166,7 +166,7 @@ class Bug:
         sql = self.file("sql")
         self.constant(sql, name, _edited(name, getattr(sql, name), old, new), used_by)
 
-    # The PostgreSQL store. What stands in `old` may be laid out in other lines there; `{s}` is the schema. ---------
+    # The PostgreSQL store. The text `old` may be broken into other lines there; `{s}` is the schema. ---------
 
     def statement(self, name: str, old: str, new: str) -> None:
         """Replace `old` by `new` in a named statement."""

@@ -96,11 +96,11 @@ def wake_up_is_lost(bug: Bug) -> None:
     """A job that becomes visible sends no hint."""
 
     def listen(original: Planted, store: Any, listener: Listener, *rest: Any) -> Any:
-        def deaf(signal: Signal) -> None:
+        def dropping(signal: Signal) -> None:
             if signal.hint is not Hint.READY:
                 listener(signal)
 
-        return original(store, deaf, *rest)
+        return original(store, dropping, *rest)
 
     bug.around(bug.face, "listen", listen)
 
@@ -110,11 +110,11 @@ def running_handler_gets_no_hint_of_its_cancel(bug: Bug) -> None:
     """Canceling a running job sends no hint."""
 
     def listen(original: Planted, store: Any, listener: Listener, *rest: Any) -> Any:
-        def deaf(signal: Signal) -> None:
+        def dropping(signal: Signal) -> None:
             if signal.hint is not Hint.CANCELED:
                 listener(signal)
 
-        return original(store, deaf, *rest)
+        return original(store, dropping, *rest)
 
     bug.around(bug.face, "listen", listen)
 

@@ -15,7 +15,7 @@ from tests.pipeline.settings import SETTINGS, environment, remember_names
 from tests.pipeline.traffic import of_store
 
 STORES = ("file", "valkey", "postgres")
-# Who is interrupted while Java answers leaves a session that nobody can use: better late than that.
+# An interrupt while Java answers leaves an unusable session: better late than that.
 LONG_S = 600
 
 

@@ -113,7 +113,7 @@ def producing(url):
 def kill_at(url, root, points, finish):
     """Kill an ingest at each of the points, `finish` it, and tell the events of the store, the lost and the doubled.
 
-    A point that is a number means: so many seconds after the first batch of that driver has begun.
+    A point that is a number means seconds since the first batch of that driver began.
     """
     of_store(url, lambda store: make_traffic(store, 5))
     lake = Lake(root, create=True)

@@ -225,7 +225,7 @@ def test_an_audit_with_the_store_waits_for_the_ingest_that_follows_the_log(spark
         stop.set()
         follow.join()
 
-    # One that does not come to the end is told, with what it is.
+    # An audit that does not come to its end says why.
     of_store(file_url, lambda store: make_traffic(store, 1, seed=3))
     monkeypatch.setattr(comparing, "PATIENCE_S", 0)
     with lake.lock("ingest"), pytest.raises(StoreBusy, match="already running on this lake: process") as busy:

@@ -71,12 +71,12 @@ def assert_equal_to_a_full_build(spark, lake, tmp_path, rows):
     build(spark, whole)
     found = {table: lake.read(spark, table).collect() for table in TABLES}
     for table, built in found.items():
-        assert sorted(map(told, built)) == sorted(map(told, whole.read(spark, table).collect())), table
+        assert sorted(map(reported, built)) == sorted(map(reported, whole.read(spark, table).collect())), table
     assert not list(lake.root.glob("*/.*"))
     return found
 
 
-def told(row):
+def reported(row):
     """A row as what can be compared: a histogram has no order."""
     return repr([sorted(value.items()) if isinstance(value, dict) else value for value in row])
 

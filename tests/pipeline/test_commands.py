@@ -116,8 +116,8 @@ def test_replaying_shows_the_jobs_first_and_runs_with_yes(cli, file_url, tmp_pat
     out, _ = cli(*args)
     assert "would replay 5" in out
     assert not of_store(file_url, replays)
-    told = json.loads(cli(*args, "--yes", "--json")[0])
-    assert (told["agrees"], told["answers"], told["check"]["found"]) == (True, {"replayed": 5}, 5)
+    reported = json.loads(cli(*args, "--yes", "--json")[0])
+    assert (reported["agrees"], reported["answers"], reported["check"]["found"]) == (True, {"replayed": 5}, 5)
     assert "replayed 5 of 5" in cli(*args, "--yes")[0]
     assert set(of_store(file_url, replays).values()) == {1}
     assert "where: " in cli("replay", "--store", file_url, "--where", "nonsense = 1", code=2)[1]
@@ -133,8 +133,8 @@ def test_a_file_becomes_jobs_and_workers_on_spark_do_them(cli, file_url, tmp_pat
     cli(*put_in)
     assert "there is no column" in cli("enqueue", "--from", "people.csv", "--id", "nobody", *to, code=2)[1]
     assert "is unknown" in cli("enqueue", "--from", "people", *to, code=2)[1]
-    told = json.loads(cli("work", "greeting_jobs", *to, "--tasks", "1", "--until-empty", "--json")[0])
-    assert (told["totals"]["completed"], told["left"]["ready"]) == (3, 0)
+    reported = json.loads(cli("work", "greeting_jobs", *to, "--tasks", "1", "--until-empty", "--json")[0])
+    assert (reported["totals"]["completed"], reported["left"]["ready"]) == (3, 0)
     counts = of_store(file_url, lambda store: store.stats("acme"))[0].counts
     assert counts.get(JobState.COMPLETED) == 3, counts
 
@@ -146,8 +146,8 @@ def test_an_invalid_query_gets_an_error_of_one_line(cli, tmp_path):
         ("SELECT 1 / 0", 1, "Error: Spark could not answer: [DIVIDE_BY_ZERO]"),
         ("SELECT CAST('no luck' AS INT)", 1, "no luck"),
     ):
-        out, told = cli("query", sql, "--lake", str(tmp_path / "lake"), code=code)
-        assert (out, said in told, told.count("\n")) == ("", True, 1), told
+        out, reported = cli("query", sql, "--lake", str(tmp_path / "lake"), code=code)
+        assert (out, said in reported, reported.count("\n")) == ("", True, 1), reported
 
 
 def test_help_does_not_start_spark():

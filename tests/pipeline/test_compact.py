@@ -124,12 +124,12 @@ def test_old_days_are_dropped_from_all_tables_and_the_audit_knows(spark, lake, s
     assert state(spark, lake, ["events"]) == untouched
     build(spark, lake)
 
-    told = retain(spark, lake, 7, today=today)
-    assert set(told.days) == {"events", *TABLES}
-    assert told.bytes > 0
+    reported = retain(spark, lake, 7, today=today)
+    assert set(reported.days) == {"events", *TABLES}
+    assert reported.bytes > 0
     assert state(spark, lake, ["events"]) == untouched
     dropped = retain(spark, lake, 7, dry_run=False, today=today)
-    assert dropped == told
+    assert dropped == reported
     for table in ("events", *TABLES):
         days = {row.date for row in lake.read(spark, table).select("date").distinct().collect()}
         assert days == {today} or days == {today, today - timedelta(days=1)}
@@ -158,7 +158,7 @@ def test_damage_is_found_before_and_after_a_compaction_and_a_dropped_day_is_none
         f"date={day}/batch={target} has {len(events) + 1} events, but {len(events)} were ingested"
     ]
 
-    # What is dropped on purpose is noted first: also whoever is killed then has dropped it.
+    # What is dropped on purpose is noted first: a process killed after that has dropped it too.
     lake.record_dropped([str(day)])
     assert lake.read(spark, "events").count() == 0
     assert damages(spark, lake) == []

@@ -1,4 +1,4 @@
-"""What was cut from the log before it was read: noted in the lake, and told by the audit, not judged."""
+"""Events trimmed before they were read: noted in the lake, and reported by the audit, not judged."""
 
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob
 from holdfast.ids import new_id

@@ -36,13 +36,13 @@ def readers(url):
 
 def test_the_lake_has_the_log_and_continues_from_its_last_event(spark, url, lake):
     of_store(url, lambda store: make_traffic(store, 50))
-    told = []
+    reported = []
     plan = IngestPlan(url, max_events=100, per_partition=60, payloads="hash")
-    done = ingest(spark, lake, plan, lambda done: told.append(done.events))
+    done = ingest(spark, lake, plan, lambda done: reported.append(done.events))
     events = of_store(url, all_events)
     assert taken_in(spark, lake) == as_rows(events)
-    assert done.events == told[-1] == len(events)
-    assert done.batches == len(told) == len(lake.batches()) > 1
+    assert done.events == reported[-1] == len(events)
+    assert done.batches == len(reported) == len(lake.batches()) > 1
     assert max(batch.events for batch in lake.batches()) <= 100 + 3 * 40
     assert (done.payloads, done.missing_payloads) == (50, 0)
     assert lake.read(spark, "payloads").where("payload IS NULL AND length(payload_sha256) = 64").count() == 50
@@ -92,7 +92,7 @@ def test_a_lake_has_one_ingest_and_one_store_and_each_batch_once(spark, file_url
     with pytest.raises(StoreMismatch, match="events of all tenants"):
         ingest(spark, lake, IngestPlan(file_url, tenant="acme"))
 
-    # A store that was made anew while it was read does not know the reader. What stops a query is told in a line.
+    # A store that was made anew while it was read does not know the reader. One line says what stops a query.
     of_store(file_url, lambda store: make_traffic(store, 5, seed=2))
     with monkeypatch.context() as patch:
         patch.setattr(ingesting, "establish_origin", lambda *_: replace(read_origin(lake), reader="nobody"))

@@ -1,4 +1,4 @@
-"""Files that tasks write: by day, whole or not at all, and in a table only when the driver was told of them."""
+"""Files that tasks write: by day, whole or not at all, and in a table only when the driver knows of them."""
 
 from datetime import UTC, date, datetime, timedelta
 from types import SimpleNamespace
@@ -37,13 +37,13 @@ def piece(file_url, monkeypatch):
 def test_a_task_writes_a_file_for_each_day_and_lists_them(piece, tmp_path):
     url, whole = piece
     events = of_store(url, all_events)
-    told = list(landing.land(url, whole, EventFilter(), str(tmp_path / "here")))
+    reported = list(landing.land(url, whole, EventFilter(), str(tmp_path / "here")))
     days = {datetime.fromtimestamp(event.at / 1000, UTC).date() for event in events}
     assert len(days) == 2
-    assert {day for day, *_ in told} == days
-    assert {name for _, name, *_ in told} == {path.name for path in (tmp_path / "here").iterdir()}
+    assert {day for day, *_ in reported} == days
+    assert {name for _, name, *_ in reported} == {path.name for path in (tmp_path / "here").iterdir()}
     found = []
-    for day, name, rows, _, _ in told:
+    for day, name, rows, _, _ in reported:
         table = parquet.read_table(tmp_path / "here" / name)
         assert table.num_rows == rows
         assert {at.date() for at in table["at"].to_pylist()} == {day}
@@ -76,14 +76,14 @@ def test_a_batch_has_exactly_the_files_that_its_tasks_listed(tmp_path):
     other.parent.mkdir()
     other.touch()
     lake.landing.mkdir()
-    for name in ("told", "also", "of-a-task-that-ran-twice"):
+    for name in ("known", "also", "of-a-task-that-ran-twice"):
         (lake.landing / name).touch()
-    lake.take_files("events", 3, [(today, "told"), (today, "also")])
+    lake.take_files("events", 3, [(today, "known"), (today, "also")])
     files = sorted(path.relative_to(lake.path("events")) for path in lake.path("events").rglob("part-*"))
     assert [str(path) for path in files] == [
         "date=2030-01-31/batch=2/part-0.parquet",
         "date=2030-01-31/batch=3/part-also",
-        "date=2030-01-31/batch=3/part-told",
+        "date=2030-01-31/batch=3/part-known",
     ]
     lake.clear_landing()
     assert not lake.landing.exists()

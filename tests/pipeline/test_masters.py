@@ -108,7 +108,7 @@ def begin(program, folder, *args):
         )
 
 
-def told(run, folder):
+def reported(run, folder):
     """What a program says at its end."""
     said = run.communicate()[0]
     assert run.returncode == 0, [log.read_text()[-3000:] for log in folder.glob("*.log")]
@@ -123,7 +123,7 @@ def test_executors_have_the_same_results_and_one_that_dies_loses_no_job(spark, v
     end = Envelope("end_executor", b'{"place":"%s"}' % str(tmp_path).encode(), priority=9)
     of_store(to_work, lambda store: fill(store, 40, tmp_path, [end]))
     of_executors = ("local-cluster[2,1,1024]", valkey_url, tmp_path / "executors", to_work, jobs)
-    by_executors = told(begin("on_a_master", tmp_path, *of_executors), tmp_path)
+    by_executors = reported(begin("on_a_master", tmp_path, *of_executors), tmp_path)
 
     here = results(spark, valkey_url, tmp_path / "here")
     assert here["job_runs"][0] == 40
@@ -138,7 +138,7 @@ def test_executors_have_the_same_results_and_one_that_dies_loses_no_job(spark, v
 def test_queries_over_connect_are_checked_like_local_ones(history, tmp_path):
     """On a server of its own, without a master: what is no question on the lake's tables is refused."""
     with connect_server(tmp_path, "local[1]") as remote:
-        said = told(begin("ask_over_connect", tmp_path, remote, history.root), tmp_path)
+        said = reported(begin("ask_over_connect", tmp_path, remote, history.root), tmp_path)
     assert said == {"refused": 4, "asked": [[JOBS]]}
 
 
@@ -146,12 +146,12 @@ def test_queries_over_connect_are_checked_like_local_ones(history, tmp_path):
 def test_a_master_with_two_workers_and_connect_have_the_same_results(spark, file_url, tmp_path):
     of_store(file_url, lambda store: make_traffic(store, 40))
     with cluster(tmp_path) as master:
-        by_workers = told(begin("on_a_master", tmp_path, master, file_url, tmp_path / "workers"), tmp_path)
+        by_workers = reported(begin("on_a_master", tmp_path, master, file_url, tmp_path / "workers"), tmp_path)
         here = results(spark, file_url, tmp_path / "here")
         assert here["audit"].startswith("0 violations over")
         assert by_workers["results"] == here
         with connect_server(tmp_path, master) as remote:
-            by_connect = told(begin("over_connect", tmp_path, remote, file_url, tmp_path / "connect"), tmp_path)
+            by_connect = reported(begin("over_connect", tmp_path, remote, file_url, tmp_path / "connect"), tmp_path)
 
     events = of_store(file_url, all_events)
     assert by_connect["claimed"] == sum(event.kind == "claimed" for event in events)

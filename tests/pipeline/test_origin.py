@@ -39,7 +39,7 @@ def take_in(lake, url):
     with OpenStore(url) as opened:
         start, end = opened.run(opened.log.bounds(lake.read_up_to()))
         stretches = opened.run(opened.log.split(start, end, 100))
-        files = [file for stretch in stretches for file in land(url, stretch, EventFilter(), str(lake.landing))]
+        files = [file for log_range in stretches for file in land(url, log_range, EventFilter(), str(lake.landing))]
         check_known(opened, origin)
     files = [file for file in files if file[1]]
     lake.take_files("events", number, [(day, name) for day, name, *_ in files])

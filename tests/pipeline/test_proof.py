@@ -96,12 +96,12 @@ def test_any_lost_duplicate_or_altered_event_is_found(spark, url, tmp_path):
     tenants = {violation.tenant for violation in found.samples}
     assert tenants >= set(before), (seed, set(before) - tenants)
     assert not tenants & set(untouched), (seed, found.text())
-    told = {violation.explanation.partition(" ")[0] for violation in found.samples if violation.rule == "LAKE-1"}
-    assert told == {f"date={day}/batch={batch}" for day, batch in damaged}, (seed, found.text())
-    told = [f"{len(before)} + {len(damaged)} damaged: all found; {len(untouched)} untouched: none found"]
-    told += [f"  {how:15} {kind:12} {count}" for (how, kind), count in sorted(done.items())]
+    reported = {violation.explanation.partition(" ")[0] for violation in found.samples if violation.rule == "LAKE-1"}
+    assert reported == {f"date={day}/batch={batch}" for day, batch in damaged}, (seed, found.text())
+    reported = [f"{len(before)} + {len(damaged)} damaged: all found; {len(untouched)} untouched: none found"]
+    reported += [f"  {how:15} {kind:12} {count}" for (how, kind), count in sorted(done.items())]
     if FULL:
         assert {kind for _, kind in done} == set(KINDS), seed
-    sys.stderr.write("\n".join(["", f"seed {seed}", *told, ""]))
+    sys.stderr.write("\n".join(["", f"seed {seed}", *reported, ""]))
     found.violations.unpersist()
     known.jobs.unpersist()

@@ -24,23 +24,23 @@ async def store(url):
     await store.close()
 
 
-async def read_piece(store, stretch, limit):
+async def read_piece(store, log_range, limit):
     read = []
     while True:
-        page = await store.read(stretch, limit)
+        page = await store.read(log_range, limit)
         read += page.events
         if not page.more:
-            assert page.next == stretch.end
+            assert page.next == log_range.end
             return read
-        assert page.next != stretch.after
-        stretch = replace(stretch, after=page.next)
+        assert page.next != log_range.after
+        log_range = replace(log_range, after=page.next)
 
 
 def without_offset(event):
     return replace(event, offset="")
 
 
-def told(found):
+def reported(found):
     """Events without their order, and without offsets: those of a sharded log depend on how it is read."""
     return sorted(map(repr, map(without_offset, found)))
 
@@ -68,7 +68,7 @@ async def check_pieces(store, whole, size, limit):
     start, end = await store.bounds(None)
     pieces = await store.split(start, end, size)
     read = [await read_piece(store, piece, limit) for piece in pieces]
-    assert told(chain.from_iterable(read)) == told(whole)
+    assert reported(chain.from_iterable(read)) == reported(whole)
     for shard in {piece.shard for piece in pieces}:
         mine = [event for piece, found in zip(pieces, read, strict=True) if piece.shard == shard for event in found]
         jobs = {(event.tenant, event.queue, event.job_id) for event in mine}
@@ -137,7 +137,7 @@ async def test_a_log_read_in_short_steps_while_it_grows_is_read_once(store):
         place = end
         await asyncio.sleep(0)
     await growing
-    assert told(read) == told(await all_events(store))
+    assert reported(read) == reported(await all_events(store))
 
 
 async def test_steps_are_about_as_long_as_asked_for(store):
@@ -169,7 +169,7 @@ async def test_a_trimmed_log_raises_and_the_rest_can_be_read(url):
             await store.split(start, await store.last_offset(), 10)
         rest = await store.split(gap.value.to, await store.last_offset(), 10)
         read = [event for piece in rest for event in await read_piece(store, piece, 10)]
-        assert told(read) == told(await all_events(store))
+        assert reported(read) == reported(await all_events(store))
         # Where all that was to be read is gone, nothing is left of it.
         assert all([await read_piece(store, piece, 10) == [] for piece in await store.split(gap.value.to, end, 10)])
     finally:

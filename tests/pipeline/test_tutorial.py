@@ -96,7 +96,7 @@ def follow_page(typed, tmp_path, monkeypatch):
         if program == "export":
             for pair in args:
                 monkeypatch.setenv(*pair.split("=", 1))
-        # Whoever follows the log does not come back.
+        # A program that follows the log does not end.
         if program == "holdfast" and "--follow" not in args:
             answer = typed(*args)
             assert set(shown) <= set(answer.splitlines())

@@ -54,10 +54,10 @@ def of_store(url, act):
 
 def as_rows(found):
     """Events of a store, or rows that Spark made of them, as what can be compared whatever their order."""
-    return sorted(map(_told, found))
+    return sorted(map(_reported, found))
 
 
-def _told(event):
+def _reported(event):
     if isinstance(event, Event):
         at, data = event.at, event.data
     else:

@@ -6,7 +6,7 @@ from collections import Counter
 from holdfast.core.job import Envelope, JobKey, NewJob
 from tests.log import all_events
 
-# A module that executors get with the task: it is on nobody's path.
+# A module that executors get with the task: it is on no path.
 JOBS = """
 import os, signal
 from pathlib import Path

@@ -26,7 +26,7 @@ _alive: list[Any] = []
 
 
 class PowerLossUnsupported(Exception):
-    """This Python does not let anybody near its SQLite."""
+    """This Python does not give access to its SQLite."""
 
 
 class _Vfs(c.Structure):

@@ -34,7 +34,7 @@ async def main() -> None:
             wish = msgspec.json.decode(line)
             try:
                 answer = {"value": await act(stack, stores, **wish)}
-            except Exception as error:  # noqa: BLE001 - told to who asked
+            except Exception as error:  # noqa: BLE001 - the caller gets it
                 answer = {"error": f"{type(error).__name__}: {error}"}
             sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
             sys.stdout.buffer.flush()

@@ -4,7 +4,7 @@ Every job is enqueued, claimed, finished, looked at, listed, canceled, replayed,
 the side door goes what a client has no say in: the clock, the upkeep, an operator's settings, readers and fleet. A
 payload or result of a check that is no JSON goes as a string of JSON. A token that a check took from elsewhere than a
 claim of this job gets its proof by the side door. It has no `post`: what is brought to a worker over HTTP is the answer
-to one claim that waits, and the checks of deliveries offer room for several.
+to one claim that waits, and the checks of deliveries have room for several.
 """
 
 import asyncio
@@ -155,8 +155,8 @@ class Tenants:
         answers = [None] * len(items)
         for tenant in dict.fromkeys(key.tenant for key in keys):
             places = [n for n, key in enumerate(keys) if key.tenant == tenant]
-            told = await getattr(await self.of(tenant), verb)([items[n] for n in places], **more)
-            for n, answer in zip(places, told, strict=True):
+            reported = await getattr(await self.of(tenant), verb)([items[n] for n in places], **more)
+            for n, answer in zip(places, reported, strict=True):
                 answers[n] = answer
         return answers
 
@@ -224,10 +224,10 @@ class Tenants:
         return await (await self.of(tenant)).events(tenant, after, limit)
 
     async def last_offset(self):
-        return await (await self.of("anybody")).last_offset()
+        return await (await self.of("any")).last_offset()
 
     async def now(self):
-        return await (await self.of("anybody")).now()
+        return await (await self.of("any")).now()
 
     async def pause(self, tenant, queue, *, paused):
         await (await self.of(tenant)).pause(tenant, queue, paused=paused)
@@ -248,13 +248,13 @@ class Tenants:
         return await (await self.of(tenant)).worker_page(tenant, cursor, limit)
 
     async def tenant_page(self, cursor=None, limit=100):
-        return await (await self.of("anybody")).tenant_page(cursor, limit)
+        return await (await self.of("any")).tenant_page(cursor, limit)
 
     # The side door ------------------------------------------------------------------------------------------------
 
     async def shift_clock(self, ms):
         await self._door("shift_clock", ms=ms)
-        # As a store does: whoever waits for a moment looks again.
+        # As a store does: after a short wait, look again.
         for store in self._behind.handles.get(self._url, ()):
             for listener, hints, _ in list(store._listeners.values()):
                 for hint in hints:

@@ -143,8 +143,8 @@ async def test_only_actions_of_operators_are_in_the_trail(lines):
         await producer.enqueue(queue="q", id="a")
         await producer.delete("/v1/queues/q/jobs/a")
         await producer.get("/v1/queues/q/jobs/a")
-        nobody = await service.bare("not.a.token")
-        await nobody.post("/v1/queues/q/pause")
+        stranger = await service.bare("not.a.token")
+        await stranger.post("/v1/queues/q/pause")
         operators = await service.bare(operator())
         await operators.get("/v1/queues/q/dead-letters")
     assert lines.texts == []

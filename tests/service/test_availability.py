@@ -357,8 +357,10 @@ async def test_sockets_without_a_token_leave_room_for_other_addresses(port):
         connections = [await open_raw(port) for _ in range(150)]
         reads = [asyncio.create_task(read_to_the_end(reader)) for reader, _ in connections]
         done = await eventually(lambda: [read for read in reads if read.done()], lambda done: len(done) >= 50)
-        told = [await read for read in done]
-        refused = [text for text in told if b" 429 " in text and b"share_exceeded" in text and b"retry-after: " in text]
+        reported = [await read for read in done]
+        refused = [
+            text for text in reported if b" 429 " in text and b"share_exceeded" in text and b"retry-after: " in text
+        ]
         assert len(refused) >= 50
         assert await is_served(victim)
         await close_all(connections)

@@ -1,4 +1,4 @@
-"""A job that somebody's open transaction blocks, on PostgreSQL. [ENQ-7]"""
+"""A job that another open transaction blocks, on PostgreSQL. [ENQ-7]"""
 
 import asyncio
 

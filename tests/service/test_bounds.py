@@ -73,9 +73,9 @@ async def test_streams_of_a_quiet_tenant_read_at_long_intervals(monkeypatch):
 
 async def test_only_a_token_to_read_sees_the_end_of_the_log():
     async with serving("memory:log-end") as service:
-        for scopes, told in ((["work"], False), (["read"], True)):
+        for scopes, reported in ((["work"], False), (["read"], True)):
             session = await (await service.client("acme", scopes)).get("/v1/session")
-            assert ("offset" in session.json()) is told
+            assert ("offset" in session.json()) is reported
 
 
 @pytest.mark.parametrize("at", [FAR, "9999-12-31T23:59:59-14:00"])
@@ -135,7 +135,7 @@ async def test_a_worker_survives_a_token_that_cannot_be_fetched(monkeypatch):
         def source():
             if broken:
                 raised.append(1)
-                if len(raised) == 5:  # By whoever waits here, and again by each.
+                if len(raised) == 5:  # By all that wait here, and again by each.
                     often.set()
                 raise OSError("the token server is away")
             return token("acme")

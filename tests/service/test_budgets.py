@@ -32,11 +32,11 @@ async def forget_all(store, tenant):
 
 def used_up(answer, budget):
     """Check that this budget is named."""
-    told = problem(answer, 429, "quota_exceeded")
-    assert told["budget"] == budget
-    assert budget in told["detail"]
+    answered = problem(answer, 429, "quota_exceeded")
+    assert answered["budget"] == budget
+    assert budget in answered["detail"]
     assert int(answer.headers["retry-after"]) == 10
-    return told
+    return answered
 
 
 async def test_jobs_over_max_jobs_are_refused_by_name_but_completions_are_accepted(service, client, tenant):
@@ -45,8 +45,8 @@ async def test_jobs_over_max_jobs_are_refused_by_name_but_completions_are_accept
     await allow(service, tenant, max_jobs=2)
     for id in ("a", "b"):
         await client.enqueue(id=id, result_ttl_s=60)
-    told = used_up(await client.post("/v1/jobs", json={"id": "c"}), "max_jobs")
-    assert told["args"] == [None, 2, 2, "max_jobs"]
+    answered = used_up(await client.post("/v1/jobs", json={"id": "c"}), "max_jobs")
+    assert answered["args"] == [None, 2, 2, "max_jobs"]
     batch = (await client.post("/v1/jobs:batch", json={"jobs": [{"id": "a"}, {"id": "c"}]})).json()["items"]
     assert batch[0]["status"] == "duplicate"
     assert (batch[1]["error"]["code"], batch[1]["error"]["budget"]) == ("quota_exceeded", "max_jobs")
@@ -150,9 +150,9 @@ async def test_no_job_is_kept_beyond_the_retention_ceiling(service, client, tena
     too_long = THIRTY_DAYS_S + 1
 
     def refused(answer, option):
-        told = problem(answer, 400, "invalid_option")
-        assert told["args"][0] == option
-        assert "30 days" in told["detail"]
+        answered = problem(answer, 400, "invalid_option")
+        assert answered["args"][0] == option
+        assert "30 days" in answered["detail"]
 
     refused(await client.post("/v1/jobs", json={"result_ttl_s": too_long}), "result_ttl")
     key = {"idempotency_key": "k", "idempotency_ttl_s": too_long}
@@ -184,8 +184,8 @@ async def test_requests_and_changes_of_a_tenant_are_bounded_whatever_its_tokens(
         one, two = await service.client("acme"), await service.client("acme", subject="another")
         for client in (one, two):
             assert (await client.get("/v1/queues")).status_code == 200
-        told = problem(await one.get("/v1/queues"), 429, "rate_limited")
-        assert told["budget"] == "requests_per_s"
+        answered = problem(await one.get("/v1/queues"), 429, "rate_limited")
+        assert answered["budget"] == "requests_per_s"
         problem(await two.get("/v1/queues"), 429, "rate_limited")
         victim = await service.client("victim")
         for _ in range(20):
@@ -200,8 +200,8 @@ async def test_a_tenant_waits_after_a_large_batch_but_completions_are_accepted()
         batch = await client.post("/v1/jobs:batch", json={"jobs": [{} for _ in range(50)]})
         assert batch.status_code == 200
         answer = await client.post("/v1/jobs", json={})
-        told = problem(answer, 429, "rate_limited")
-        assert told["budget"] == "changes_per_s"
+        answered = problem(answer, 429, "rate_limited")
+        assert answered["budget"] == "changes_per_s"
         assert 40 < int(answer.headers["retry-after"]) <= 50
         problem(await client.post("/v1/claims", json={"queues": ["default"]}), 429, "rate_limited")
         assert (await client.get("/v1/queues")).status_code == 200
@@ -288,8 +288,8 @@ async def test_streams_and_waiting_claims_have_separate_budgets():
             assert stream.status_code == 200
             waiting = asyncio.create_task(claim())
             await eventually(lambda: service.context.waits.used_by("acme"), lambda waiting: waiting == 1)
-            told = problem(await claim(), 429, "share_exceeded")
-            assert told["budget"] == "max_waiting_claims"
+            answered = problem(await claim(), 429, "share_exceeded")
+            assert answered["budget"] == "max_waiting_claims"
             more = await client.get("/v1/events?follow=true")
             assert problem(more, 429, "share_exceeded")["budget"] == "max_streams"
             await client.enqueue()

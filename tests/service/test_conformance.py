@@ -147,6 +147,6 @@ def test_the_service_keeps_each_rule(store: str, check: Check, run) -> None:
 def test_each_rule_left_out_cannot_hold_over_http(name, run):
     """A rule that holds must not be left out."""
     (check,) = [check for check in all_checks() if check.name == name]
-    with pytest.raises(Exception) as told:  # noqa: PT011 - Broken, Unsupported, Skipped: however it shows
+    with pytest.raises(Exception) as reported:  # noqa: PT011 - Broken, Unsupported, Skipped: however it shows
         run("memory", check)
-    assert not isinstance(told.value, TimeoutError)
+    assert not isinstance(reported.value, TimeoutError)

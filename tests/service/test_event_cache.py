@@ -1,4 +1,4 @@
-"""Those who follow one tenant share their looks at the store, and each still sees every event after his offset once."""
+"""Streams of one tenant share their reads of the store, and each still sees every event after its offset once."""
 
 import asyncio
 import random
@@ -64,7 +64,7 @@ async def test_many_followers_cause_as_many_reads_as_one(looks):
                 for reader in readers:
                     seen = await reader.readuntil(f'"job_id":"job-{number}"'.encode())
                     assert seen.count(b"\nevent: ") == 1
-        assert len(made) <= 60  # A hint or a few for each job, whoever follows.
+        assert len(made) <= 60  # A hint or a few for each job, however many follow.
         await eventually(lambda: service.context.event_caches._caches, lambda caches: not caches)
 
 
@@ -105,7 +105,7 @@ async def events_after(store, tenant, offset):
     return found
 
 
-def told(events):
+def reported(events):
     return [(event.kind, event.job_id) for event in events]
 
 
@@ -134,10 +134,10 @@ async def test_each_follower_sees_each_event_once_wherever_it_began(url, looks, 
                 fail_once(monkeypatch, store)
             await asyncio.sleep(rng.choice([0, 0, 0.01]))
         for follower in followers:
-            wanted = told(await events_after(store, follower.tenant, follower.start))
+            wanted = reported(await events_after(store, follower.tenant, follower.start))
             seen = follower.seen
             await eventually(lambda seen=seen, wanted=wanted: len(seen) >= len(wanted))
-            assert told(seen) == wanted
+            assert reported(seen) == wanted
     finally:
         for follower in followers:
             follower.task.cancel()

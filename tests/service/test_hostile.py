@@ -71,8 +71,8 @@ async def test_another_leases_proof_is_lost(world, name):
     "send, status, code", [pytest.param(*row[2:], id=f"{row[0]}: {row[1]}") for row in hostile.REFUSED]
 )
 async def test_a_hostile_request_is_refused(world, send, status, code):
-    told = problem(await send(world), status, code)
-    assert "4111" not in told["detail"]
+    reported = problem(await send(world), status, code)
+    assert "4111" not in reported["detail"]
 
 
 @pytest.mark.parametrize("name", hostile.PACKED)
@@ -96,9 +96,9 @@ async def test_an_ambiguous_request_is_refused(world, name):
 
 
 async def test_a_stream_of_some_queues_shows_no_others(world):
-    told = await world.narrow.get("/v1/events", params={"follow": "false"})
-    assert told.status_code == 200
-    assert b"event: " not in told.content
+    reported = await world.narrow.get("/v1/events", params={"follow": "false"})
+    assert reported.status_code == 200
+    assert b"event: " not in reported.content
 
 
 async def test_lists_of_some_queues_show_no_others(world):

@@ -267,7 +267,7 @@ async def test_a_store_that_is_down_is_reported_and_used_again_when_it_is_back(k
                 problem(await client.delete("/v1/queues/default/jobs/a"), 503, "store_unavailable")
                 come_back()
                 await eventually(lambda: client.get("/readyz"), lambda answer: answer.status_code == 200)
-                # What nobody acknowledged may have come to pass: whoever asks again in the same words has one job.
+                # A request without an answer may have been done: the same request again makes no second job.
                 answered = await eventually(lambda one=id: ask(client, one), lambda answer: answer.status_code < 300)
                 assert answered.json()["status"] in ("queued", "duplicate")
 

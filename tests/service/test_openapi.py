@@ -1,6 +1,6 @@
 """The OpenAPI document is complete and true: requests made from it are answered as it says. [by schemathesis]
 
-A few for each route, the same ones each time; HOLDFAST_HTTP_EXAMPLES=100 makes so many, others each time.
+A few for each route, the same ones each time; HOLDFAST_HTTP_EXAMPLES=100 makes 100, others each time.
 """
 
 import os
@@ -67,8 +67,8 @@ def quick(values):
 def tame(case):
     """Without waits, and without rules that a schema cannot express.
 
-    That is: values in other codecs, values nobody can keep, cursors, which only a list can make, and which of the
-    things that look like cron expressions and time zones are some.
+    That is: values in other codecs, values that no store can keep, cursors, which only a list can make, and which of
+    the things that look like cron expressions and time zones are some.
     """
     if isinstance(case.body, dict):
         case.body = {**case.body, **{name: part for name, part in REAL.items() if fits(name, case.body.get(name))}}

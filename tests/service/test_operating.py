@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from holdfast.service.revoked import Revocation, RevokedTokens
 from holdfast.store import WorkerInfo
 from tests.service.support import problem, serving, signed
 
@@ -157,6 +158,16 @@ async def test_an_operator_lists_tenants_and_changes_their_settings(service):
     problem(await boss.put(path, json={"tenant": "acme", "weight": 1.0}), 400, "invalid_request")
     problem(await boss.put(path, json={"weight": -1}), 400, "invalid_request")
     problem(await boss.put("/v1/tenants/-holdfast/settings", json={"weight": 1.0}), 400, "invalid_name")
+
+
+async def test_an_operators_token_can_be_revoked(service, monkeypatch):
+    boss = await service.bare(signed(**OPERATOR, jti="lost"))
+    assert (await boss.get("/v1/tenants")).status_code == 200
+    monkeypatch.setattr("holdfast.service.revoked.MAX_AGE_S", 0)
+    monkeypatch.setattr("holdfast.service.revoked.RENEW_S", 0)
+    await RevokedTokens(service.context.store).add(Revocation("", "jti", "lost"))
+    problem(await boss.get("/v1/tenants"), 401, "token_invalid")
+    assert (await (await service.client()).get("/v1/queues")).status_code == 200
 
 
 @pytest.mark.parametrize("method, path", [

@@ -1,4 +1,4 @@
-"""What is told about requests: one JSON line each, bounded metrics, traces in and out; and never a token."""
+"""What is reported of requests: one JSON line each, bounded metrics, traces in and out; and never a token."""
 
 import json
 import logging

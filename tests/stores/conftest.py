@@ -83,7 +83,7 @@ async def asked(request, server):
 
 
 @pytest.fixture
-def offers(backend):
+def waiting_workers(backend):
     """How many workers are registered for jobs."""
     return backend.waiters
 

@@ -14,9 +14,9 @@ SOON_S = 15.0
 LEASE_S = 60
 
 
-def waiting(offers, count):
+def waiting(waiting_workers, count):
     """Wait until this many workers have registered for jobs."""
-    return eventually(offers, lambda found: found == count)
+    return eventually(waiting_workers, lambda found: found == count)
 
 
 async def states(queue, *ids):
@@ -63,13 +63,13 @@ async def working(source, *jobs, **options):
 
 
 @contextlib.asynccontextmanager
-async def place(store, offers, *, queues=("mail",), limit=2):
+async def place(store, waiting_workers, *, queues=("mail",), limit=2):
     """A worker's inbox, with its registration, and the jobs that were handed off."""
     came = []
     post = store.open_inbox(lambda claimed, sent: came.extend(claimed.jobs))
     try:
         async with asyncio.timeout(SOON_S):
-            while not await offers():
+            while not await waiting_workers():
                 assert (await post.claim(wish(limit, queues=queues))).jobs == []
                 await asyncio.sleep(0.01)
         yield post, came

@@ -1,8 +1,8 @@
 """A line that is dead although both ends have it open: a router that forgot it, a machine that is gone.
 
 Invariants verified:
-- whoever waits on such a line notices within its timeout, and goes on: on a new line, or on this one when it thaws
-- nothing goes deaf: a job or a result that came meanwhile is found soon, not by the fallback poll of 30 s
+- a call that waits on such a connection notices within its timeout, and goes on: on a new one, or on the thawed one
+- no hint is lost for good: a job or a result that came meanwhile is found soon, not by the fallback poll of 30 s
 - a call that cannot be answered fails in time, and acknowledges nothing
 """
 

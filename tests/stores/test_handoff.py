@@ -1,10 +1,10 @@
 """Workers that wait and are handed jobs as they come: what becomes of the jobs when one of the two is gone.
 
 Invariants verified:
-- a worker that stands still keeps at most what it offered to take from the others, and for no longer than a lease
-- what was offered by a worker that is gone is not used; what was sent and did not arrive is released by its worker
+- a frozen worker delays at most the jobs that it registered for, and for no longer than a lease
+- the registration of a dead worker is not used; a job that was sent and did not arrive is released by its worker
 - a worker that leaves gets what is on its way and gives it back: no attempt is lost, and nothing comes afterwards
-- nobody is handed a job that he has no room for while others are free
+- no worker gets a job that it has no room for while others are free
 """
 
 import asyncio
@@ -18,8 +18,8 @@ import pytest
 from holdfast import Queue
 from holdfast.core.job import JobState
 from holdfast.opening import open_store
-from holdfast.stores.postgres import handoff as postgres_offers
-from holdfast.stores.redis import handoff as redis_offers
+from holdfast.stores.postgres import handoff as postgres_handoff
+from holdfast.stores.redis import handoff as redis_handoff
 from tests.chaos import ledger
 from tests.chaos.workers import TENANT, notes, wait_politely, work
 from tests.eventually import eventually
@@ -37,9 +37,9 @@ async def queue(url):
 # Processes ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_frozen_worker_delays_no_more_jobs_than_it_registered_for(zygote, queue, url, log, offers):
+async def test_a_frozen_worker_delays_no_more_jobs_than_it_registered_for(zygote, queue, url, log, waiting_workers):
     frozen = await zygote.start(url, log=log, concurrency=2, lease_s=LEASE_S)
-    await waiting(offers, 1)
+    await waiting(waiting_workers, 1)
     os.kill(frozen, signal.SIGSTOP)
     await zygote.stopped(frozen)
     ids = [f"job-{n}" for n in range(5)]
@@ -60,9 +60,9 @@ async def test_a_frozen_worker_delays_no_more_jobs_than_it_registered_for(zygote
     assert [jobs[id_].attempts for id_ in ids] == [2, 2, 1, 1, 1]
 
 
-async def test_jobs_for_a_killed_worker_are_run_by_another(zygote, queue, url, log, offers, heard):
+async def test_jobs_for_a_killed_worker_are_run_by_another(zygote, queue, url, log, waiting_workers, heard):
     pids = [await zygote.start(url, log=log, concurrency=4, lease_s=LEASE_S) for _ in range(3)]
-    await waiting(offers, 3)
+    await waiting(waiting_workers, 3)
     for pid in pids[:2]:
         os.kill(pid, signal.SIGKILL)
         await zygote.end(pid)
@@ -76,9 +76,9 @@ async def test_jobs_for_a_killed_worker_are_run_by_another(zygote, queue, url, l
     assert {pid for *_, pid in notes(log, "effect")} == {pids[2]}
 
 
-async def test_jobs_wait_for_the_next_worker_after_the_last_was_killed(zygote, queue, url, log, offers, heard):
+async def test_jobs_wait_for_the_next_worker_after_the_last_was_killed(zygote, queue, url, log, waiting_workers, heard):
     first = await zygote.start(url, log=log, concurrency=4, lease_s=LEASE_S)
-    await waiting(offers, 1)
+    await waiting(waiting_workers, 1)
     os.kill(first, signal.SIGKILL)
     await zygote.end(first)
     await eventually(heard, lambda found: found == 0)
@@ -120,11 +120,11 @@ async def test_a_short_job_does_not_wait_behind_a_long_one_while_another_worker_
 # The line -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_lost_connection_loses_no_later_job(proxy, far_url, queue, offers, store, judge):
+async def test_a_lost_connection_loses_no_later_job(proxy, far_url, queue, waiting_workers, store, judge):
     runs = Runs()
     async with working(far_url, runs.job):
         for n in range(5):
-            await waiting(offers, 1)
+            await waiting(waiting_workers, 1)
             assert proxy.drop_all() > 0
             ticket = await queue.enqueue(runs.job.message(n), id=f"{n}")
             # It may have been sent on the line while the server did not know yet that this was cut.
@@ -143,11 +143,11 @@ async def test_a_lost_connection_loses_no_later_job(proxy, far_url, queue, offer
     assert all(runs.all.count(found.id) <= found.attempts for found in jobs.values())
 
 
-async def test_a_job_that_did_not_arrive_costs_no_attempt(proxy, far_url, queue, offers, heard, store, judge):
+async def test_a_job_that_did_not_arrive_costs_no_attempt(proxy, far_url, queue, waiting_workers, heard, store, judge):
     """The worker lives and connects again: it learns what was sent, and releases what never came. [RETRY-2]"""
     runs = Runs()
     async with working(far_url, runs.job):
-        await waiting(offers, 1)
+        await waiting(waiting_workers, 1)
         proxy.freeze()
         tickets = [await queue.enqueue(runs.job.message(n), id=f"{n}") for n in range(3)]
         assert await states(queue, "0", "1", "2") == [JobState.LEASED] * 3
@@ -247,17 +247,17 @@ async def test_processes_that_end_under_load_waste_no_attempt(zygote, queue, url
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
-async def test_a_worker_that_ended_gets_no_jobs_while_its_store_is_open(queue, offers, heard, how):
+async def test_a_worker_that_ended_gets_no_jobs_while_its_store_is_open(queue, waiting_workers, heard, how):
     """Also one that had to end at once."""
     runs = Runs()
     async with working(queue, runs.job) as running:
-        await waiting(offers, 1)
+        await waiting(waiting_workers, 1)
         if how == "cancel":
             running.cancel()
             await asyncio.wait([running])
     await queue.enqueue(runs.job.message(1), id="x")
     assert await states(queue, "x") == [JobState.READY]
-    assert await offers() == 0
+    assert await waiting_workers() == 0
     await eventually(heard, lambda found: found == 0)
     async with working(queue, runs.job):
         assert await (await queue.enqueue(runs.job.message(2), id="y")).wait(timeout=SOON_S) == 2
@@ -267,9 +267,9 @@ async def test_a_worker_that_ended_gets_no_jobs_while_its_store_is_open(queue, o
 # One place ----------------------------------------------------------------------------------------------------
 
 
-async def test_closing_an_inbox_does_not_wait_for_jobs_that_arrived(store, url, offers, monkeypatch):
+async def test_closing_an_inbox_does_not_wait_for_jobs_that_arrived(store, url, waiting_workers, monkeypatch):
     """It waits once for jobs that were in flight when it began to close."""
-    for module in (redis_offers, postgres_offers):
+    for module in (redis_handoff, postgres_handoff):
         monkeypatch.setattr(module, "IN_FLIGHT_S", 10 * SOON_S)
 
     async def enqueue():
@@ -278,8 +278,8 @@ async def test_closing_an_inbox_does_not_wait_for_jobs_that_arrived(store, url, 
             await near.enqueue([new(f"{n}")])
         await near.close()
 
-    async with place(store, offers, limit=8) as (post, came):
-        # While this event loop stands still: all of it is sent, and nothing has come.
+    async with place(store, waiting_workers, limit=8) as (post, came):
+        # While this event loop is blocked: all of it is sent, and nothing has come.
         thread = threading.Thread(target=lambda: asyncio.run(enqueue()))
         thread.start()
         thread.join()
@@ -288,9 +288,9 @@ async def test_closing_an_inbox_does_not_wait_for_jobs_that_arrived(store, url, 
         assert [found.id for found in came] == [f"{n}" for n in range(6)]
 
 
-async def test_an_inbox_that_could_not_close_properly_gets_no_more_jobs(proxy, far, store, offers, heard):
+async def test_an_inbox_that_could_not_close_properly_gets_no_more_jobs(proxy, far, store, waiting_workers, heard):
     """A worker that stops at once does not wait for the answer."""
-    async with place(far, offers) as (post, came):
+    async with place(far, waiting_workers) as (post, came):
         assert await heard() == 1
         proxy.freeze()
         leaving = asyncio.create_task(post.close())

@@ -3,7 +3,7 @@
 Invariants verified:
 - an enqueue that is repeated, by the store or by the caller with the same request, is queued once and says so [ENQ-8]
 - an acknowledgement that is repeated gets the first answer again, with no second event [LEASE-1]
-- of every other call too: done once, one event, whoever repeats it; also when the reply to a COMMIT is lost
+- of every other call too: done once, one event, also when it is repeated; also when the reply to a COMMIT is lost
 - a claim is never repeated: its lost reply costs one lease, never a job [ENQ-8, LEASE-3]
 - under load with cuts at random nothing is lost and nothing doubled
 """
@@ -231,7 +231,7 @@ async def test_a_replay_replays_once(cuts, far, store, judge):
         return job.key
 
     async def check(key_, answers, times):
-        # Who repeats it himself may learn that the job is no dead letter any more.
+        # A caller that repeats it itself may learn that the job is no dead letter any more.
         assert isinstance(answers[0], Replayed) or (times == 2 and isinstance(answers[0], NotReplayable))
         assert await kinds(store, key_) == ["enqueued", "claimed", "failed", "replayed"]
         (now,) = await store.get([key_])

@@ -66,8 +66,8 @@ async def test_every_id_is_kept_unchanged_through_a_whole_life(url, store):
         await store.finish([complete(job, repr(job.id).encode()) for job in jobs])
         found = await store.get([key(id_, queue="default") for id_ in IDS])
         assert [job.result.data for job in found] == [repr(id_).encode() for id_ in IDS]
-        told = [event.job_id for event in (await store.events("acme", None, 1000)).events]
-        assert told == IDS * 3
+        reported = [event.job_id for event in (await store.events("acme", None, 1000)).events]
+        assert reported == IDS * 3
 
 
 def queue_message(id_):

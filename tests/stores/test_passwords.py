@@ -21,7 +21,7 @@ SCHEMES = (
 PLACES = ("127.0.0.1:1/0", "127.0.0.1:1/", "127.0.0.1:1", "", "127.0.0.1:1/0?connect_timeout_s=1", "127.0.0.1/0?a&b")
 
 
-def told(error):
+def reported(error):
     """All that a person could see of an error: its text and its traceback, with what it came from."""
     return f"{error} {error!r} {''.join(traceback.format_exception(error))}"
 
@@ -51,7 +51,7 @@ async def test_no_error_of_a_store_shows_a_password(scheme):
         try:
             store = make_store(url)
         except HoldfastError as error:
-            shown = told(error)
+            shown = reported(error)
             assert clean(shown), (url, shown)
             continue
         assert clean(repr(store)), url
@@ -61,7 +61,7 @@ async def test_no_error_of_a_store_shows_a_password(scheme):
         with pytest.raises(HoldfastError) as refused:
             await store.open()
         await store.close()
-        assert clean(told(refused.value)), (url, told(refused.value))
+        assert clean(reported(refused.value)), (url, reported(refused.value))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -2,7 +2,7 @@
 
 Invariants verified:
 - of N concurrent enqueues of one id or key, by tasks, connections and processes, one is queued [ENQ-2, ENQ-3]
-- of a cancel and a claim that race for a job, one is first, and both are told the same story [CANCEL-1]
+- of a cancel and a claim that race for a job, one is first, and both get the same story [CANCEL-1]
 """
 
 import asyncio

@@ -63,7 +63,7 @@ async def test_each_tick_is_run_once_for_each_tenant_by_many_workers(url):
                 await eventually(lambda: set(runs), lambda found: found >= wanted)
             assert await acme.unschedule("it") is True
             await acme.store.shift_clock(10 * MINUTE)
-            # Of ticks that nobody was there for, the last one.
+            # Of the ticks that were missed, the last one.
             late = other.created_at + timedelta(minutes=13)
             wanted.add(("globex", f"it@{late:%Y-%m-%dT%H:%M:%S}{_fraction(late)}Z", 2))
             await eventually(lambda: len(runs), lambda count: count >= 7)
@@ -139,7 +139,7 @@ async def test_a_schedule_restarts_when_the_clock_is_right_again(url, cron):
     async with Queue(url, tenant="acme") as queue:
         made = await asleep(queue, cron)
         for _ in range(2):
-            await scheduler.wake_up(queue.store, None)  # Whoever else looks finds it, too.
+            await scheduler.wake_up(queue.store, None)  # Another reader finds it, too.
         assert len(await queue.schedules()) == 1
         assert await serve(queue.store) == 1
         (woken,) = await queue.schedules()

@@ -71,7 +71,7 @@ async def test_a_handler_that_finishes_while_the_worker_stops_is_not_run_again(u
             await go_on.wait()
         except asyncio.CancelledError:
             return "done all the same"
-        return "not told"
+        return "not reported"
 
     async with Queue(url, tenant="acme") as queue:
         ticket = await queue.enqueue(stubborn.message(), id="x")

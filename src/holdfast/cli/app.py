@@ -110,27 +110,35 @@ def holdfast(
 
 
 _parts = typer.Typer()
-for _group in (
-    dev,
-    demo,
-    worker,
-    serve,
-    dashboard,
-    upkeep,
-    enqueue,
-    jobs,
-    queues,
-    events,
-    dlq,
-    schedules,
-    flows,
-    tenants,
-    move,
-    pipeline,
-    tokens,
-    trail,
-    checks,
-):
+for _name, _function in {
+    "dev": dev.dev,
+    "demo": demo.demo,
+    "worker": worker.worker,
+    "serve": serve.serve,
+    "dashboard": dashboard.dashboard,
+    "maintain": upkeep.maintain,
+    "migrate": upkeep.migrate,
+    "workers": upkeep.list_workers,
+    "enqueue": enqueue.enqueue,
+    "status": jobs.status,
+    "explain": jobs.explain,
+    "result": jobs.result,
+    "cancel": jobs.cancel,
+    "list": jobs.list_jobs,
+    "stats": queues.stats,
+    "queues": queues.list_queues,
+    "pause": queues.pause,
+    "resume": queues.resume,
+    "events": events.events,
+    "tenants": tenants.list_tenants,
+    "move": move.move_tenant,
+    "trail": trail.trail,
+    "conformance": checks.conformance,
+    "doctor": checks.doctor,
+    "version": checks.version,
+}.items():
+    _parts.command(_name)(_function)
+for _group in (dlq, schedules, flows, tenants, pipeline, tokens):
     _group.register(_parts)
 
 commands = Commands(_parts)

@@ -24,10 +24,12 @@ Prefix = Annotated[str | None, typer.Option("--id", metavar="TEXT", help="Only j
 Since = Annotated[
     str | None,
     typer.Option(
-        metavar="AGE|TIME", help="Only jobs whose time is no longer ago (1h), or not before a time (see `list`)."
+        metavar="AGE|TIME", help="Only jobs no older than this (1h), or from this time on; `list` says by which time."
     ),
 ]
-Until = Annotated[str | None, typer.Option(metavar="AGE|TIME", help="The same, longer ago or before a time.")]
+Until = Annotated[
+    str | None, typer.Option(metavar="AGE|TIME", help="Only jobs older than this (1h), or before this time.")
+]
 
 
 def filters(**given: str | None) -> JobFilter:

@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     from holdfast.testing.conformance import Certificate, Row
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(conformance)
-    app.command()(doctor)
-    app.command()(version)
-
-
 def conformance(url: StoreUrl, *, json: Json = False) -> None:
     """Check whether a store keeps the contract, and print a certificate. Exits with 1 if a rule is broken.
 
@@ -131,7 +124,7 @@ def _capabilities(capabilities: Capabilities) -> Iterable[tuple[str, str]]:
     import msgspec
 
     fields: dict[str, Any] = msgspec.structs.asdict(capabilities)
-    notes: dict[str, str] = fields.pop("notes")
+    notes = dict(fields.pop("notes"))  # A copy: the store keeps its own.
     yield "store", str(fields.pop("name"))
     for name, value in fields.items():
         text = "yes" if value is True else "no" if value is False else str(value)

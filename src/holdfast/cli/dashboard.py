@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,7 @@ from holdfast.cli.serve import (
     Jwks,
     KeyFile,
     Proof,
+    Proxies,
     TenantClaim,
     address,
     proof_directory,
@@ -40,11 +42,6 @@ if TYPE_CHECKING:
     from holdfast.dashboard.access import Access
     from holdfast.dashboard.oidc import OidcSettings
     from holdfast.service.settings import TokenSettings
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(dashboard)
 
 
 def dashboard(
@@ -69,6 +66,7 @@ def dashboard(
     oidc_role: OidcRole = None,
     blobs: Blobs = None,
     proof: Proof = None,
+    trusted_proxies: Proxies = "",
     json_logs: JsonLogs = False,
     log_level: LogLevel = "info",
 ) -> None:
@@ -83,6 +81,7 @@ def dashboard(
 
     with needing("dashboard", "dashboard"):
         from holdfast.service.listening import is_loopback, listen, run
+        from holdfast.service.settings import check_proxies
         from holdfast.telemetry import logging
 
     oidc = oidc_settings(
@@ -100,7 +99,7 @@ def dashboard(
     sock = listen(host, port, 30.0)
     given: dict[str, Any] = {
         "url": url, "blobs": blobs_url(blobs), "tenant": tenant or os.environ.get(TENANT_VARIABLE),
-        "proof": proof_directory(proof),
+        "proof": proof_directory(proof), "proxies": check_proxies(trusted_proxies),
     }  # fmt: skip
     run(_serve(sock, tokens, oidc, **given))
 
@@ -114,6 +113,7 @@ async def _serve(
     blobs: str | None,
     tenant: str | None,
     proof: Path | None,
+    proxies: str,
 ) -> None:
     from holdfast.blobs import Blobs as BlobStore
     from holdfast.cli.running import ignore_signals
@@ -132,7 +132,8 @@ async def _serve(
     try:
         await store.open()
         pages = Dashboard(store, access, blobs=kept, tenant=first, url=url, proof=proof)
-        await serve(pages, sock, lambda: say(f"Dashboard of {shown_url(url)}: {address(sock)}/", lines=True))
+        say_ready = partial(say, f"Dashboard of {shown_url(url)}: {address(sock)}/", lines=True)
+        await serve(pages, sock, say_ready, proxies)
         ignore_signals()
     finally:
         await store.close()

@@ -8,11 +8,6 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(demo)
-
-
 def demo(
     *,
     directory: Annotated[Path, typer.Option("--dir", help="The directory for the data.")] = Path("demo-data"),

@@ -39,11 +39,6 @@ curl -s '{url}/v1/queues/samples/jobs/first/result?wait_s=30' -H "Authorization:
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(dev)
-
-
 def dev(
     modules: Annotated[
         str | None,

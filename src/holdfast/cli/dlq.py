@@ -134,7 +134,8 @@ def purge(
     tenant: Tenant = None,
     queue: AnyQueue = None,
     before: Annotated[
-        str | None, typer.Option(metavar="AGE|TIME", help="Only those that failed longer ago (7d), or before a time.")
+        str | None,
+        typer.Option(metavar="AGE|TIME", help="Only those that failed longer ago than this (7d), or before this time."),
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="All dead letters of the queue, or of all queues.")] = False,
     type: JobType = None,

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from holdfast.queue.queue import Queue
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command."""
-    app.command()(enqueue)
-
-
 def enqueue(
     type: Annotated[str, typer.Argument(metavar="TYPE", help="The job type, or - for a payload without one.")],
     *,

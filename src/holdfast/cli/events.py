@@ -24,11 +24,6 @@ END = "end"
 _STYLES = {**STYLES, "retried": "magenta", "expired": "magenta", "claimed": "yellow", "enqueued": "cyan"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(events)
-
-
 def events(
     *,
     store: Store = None,
@@ -45,7 +40,7 @@ def events(
     queue: Annotated[str | None, typer.Option("--queue", "-q", help="Only events of this queue.")] = None,
     json: Json = False,
 ) -> None:
-    """Print the tenant's events in order. With --json, one JSON document a line."""
+    """Print the tenant's events in order. With --json, one JSON document per line."""
     from holdfast.core.events import EventKind
 
     kinds = words("kind", kind)

@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    group = typer.Typer(help="Flows: jobs that wait for each other.", no_args_is_help=True, rich_markup_mode=None)
+    # With a callback a group of one command stays a group.
+    group = typer.Typer(
+        callback=lambda: None, help="Flows: jobs that wait for each other.", no_args_is_help=True, rich_markup_mode=None
+    )
     group.command("show")(show_flow)
-    group.callback()(_group)
     app.add_typer(group, name="flow")
-
-
-def _group() -> None:
-    """Flows: jobs that wait for each other."""
 
 
 def show_flow(

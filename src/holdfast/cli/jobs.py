@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from holdfast.queue.records import JobPage, JobRecord
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(status)
-    app.command()(explain)
-    app.command()(result)
-    app.command()(cancel)
-    app.command("list")(list_jobs)
-
-
 def status(
     id: JobId,
     *,

@@ -32,11 +32,6 @@ Forget = Annotated[
 STAYS = "Finished jobs, their results, dead letters and the log stay in SRC, where moved jobs show as canceled."
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command("move")(move_tenant)
-
-
 def move_tenant(
     source: Source,
     target: Target,

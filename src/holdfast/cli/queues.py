@@ -29,14 +29,6 @@ _COLUMNS = ("queue", *_STATES, "oldest ready", "paused")
 _NONE = "No queues yet: the first job creates its queue."
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(stats)
-    app.command("queues")(list_queues)
-    app.command()(pause)
-    app.command()(resume)
-
-
 def stats(
     queue: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="One queue. Default: all.")] = None,
     *,

@@ -143,7 +143,7 @@ async def jobs_elsewhere(store: Store, tenant: str, queues: tuple[str, ...]) -> 
 
 
 async def check_start(config: WorkerConfig) -> None:
-    """Raise an error that would keep a worker from starting: once here, instead of in every child process."""
+    """Raise any error that would keep a worker from starting: once here, not in every child process."""
     from holdfast.opening import make_store
 
     store = make_store(config.store)

@@ -60,6 +60,14 @@ TenantClaim = Annotated[
     str | None, typer.Option("--tenant-claim", help=f"The claim that names the tenant. [env: {CLAIM_VARIABLE}]")
 ]
 
+Proxies = Annotated[
+    str,
+    typer.Option(
+        "--trusted-proxies",
+        metavar="ADDRESSES",
+        help="Proxies whose X-Forwarded-For and X-Forwarded-Proto count: addresses and networks, with commas.",
+    ),
+]
 Proof = Annotated[
     Path | None,
     typer.Option(
@@ -69,11 +77,6 @@ Proof = Annotated[
         f" print with --json. [env: {PROOF_VARIABLE}]",
     ),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(serve)
 
 
 def serve(
@@ -103,12 +106,7 @@ def serve(
         float,
         typer.Option(min=0, help="Bad tokens a second from one address, in each process; 0: no limit."),
     ] = 50,
-    trusted_proxies: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESSES", help="Proxies whose X-Forwarded-For counts: addresses and networks, with commas."
-        ),
-    ] = "",
+    trusted_proxies: Proxies = "",
     max_connections: Annotated[int, typer.Option(min=1, help="Open connections in each process.")] = 10_000,
     max_connections_per_tenant: Annotated[
         int | None,

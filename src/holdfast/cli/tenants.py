@@ -30,7 +30,6 @@ def register(app: typer.Typer) -> None:
     group.command("set")(set_tenant)
     group.command("show")(show_tenant)
     app.add_typer(group, name="tenant")
-    app.command("tenants")(list_tenants)
 
 
 def set_tenant(

@@ -64,7 +64,8 @@ def token(
 ) -> None:
     """Print a signed token for the HTTP service, for development. With a subcommand, revoke tokens.
 
-    The scope `operator` makes a token for all tenants, without --tenant. It opens the dashboard, and no route.
+    The scope `operator` makes a token for all tenants: leave out --tenant. It opens the dashboard, and the routes that
+    list workers and tenants and change settings.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -87,6 +88,7 @@ def token(
     say(made)
 
 
+Operators = Annotated[bool, typer.Option("--operator", help="Tokens of operators, which are for all tenants.")]
 Jti = Annotated[str | None, typer.Option("--jti", help="The token with this `jti`.")]
 Subject = Annotated[str | None, typer.Option("--subject", help="All tokens with this `sub`.")]
 IssuedBefore = Annotated[
@@ -102,14 +104,15 @@ IssuedBefore = Annotated[
 def revoke(
     *,
     tenant: Tenant = None,
+    operator: Operators = False,
     jti: Jti = None,
     subject: Subject = None,
     issued_before: IssuedBefore = None,
     store: Store = None,
 ) -> None:
-    """Revoke tokens of a tenant. Every service on the store refuses them within 10 s."""
-    revocation = _revocation(tenant, jti, subject, issued_before)
-    with audited("token.revoke", store, revocation.tenant, by=revocation.kind, value=_value(revocation)):
+    """Revoke tokens of a tenant, or of operators. Every service on the store refuses them within 10 s."""
+    revocation = _revocation(tenant, jti, subject, issued_before, operator=operator)
+    with audited("token.revoke", store, revocation.tenant or _OPERATORS, by=revocation.kind, value=_value(revocation)):
         is_new = with_store(store, lambda opened: _revoked().RevokedTokens(opened).add(revocation))
     note(f"revoked: {_described(revocation)}" if is_new else f"already revoked: {_described(revocation)}")
 
@@ -117,14 +120,15 @@ def revoke(
 def restore(
     *,
     tenant: Tenant = None,
+    operator: Operators = False,
     jti: Jti = None,
     subject: Subject = None,
     issued_before: IssuedBefore = None,
     store: Store = None,
 ) -> None:
     """Accept revoked tokens again. Give the same option and value that `token revoked` lists."""
-    revocation = _revocation(tenant, jti, subject, issued_before)
-    with audited("token.restore", store, revocation.tenant, by=revocation.kind, value=_value(revocation)):
+    revocation = _revocation(tenant, jti, subject, issued_before, operator=operator)
+    with audited("token.restore", store, revocation.tenant or _OPERATORS, by=revocation.kind, value=_value(revocation)):
         if not with_store(store, lambda opened: _revoked().RevokedTokens(opened).remove(revocation)):
             raise InvalidOption("token", f"it is not revoked: {_described(revocation)}; see `holdfast token revoked`")
     note(f"restored: {_described(revocation)}")
@@ -141,12 +145,16 @@ def list_revoked(
     if json:
         emit({"revoked": found})
         return
-    rows = ([one.tenant, one.kind, _value(one)] for one in found)
+    rows = ([one.tenant or _OPERATORS, one.kind, _value(one)] for one in found)
     show(["tenant", "by", "value"], rows, "No tokens are revoked.")
 
 
-def _revocation(tenant: str | None, jti: str | None, subject: str | None, issued_before: str | None) -> Revocation:
+def _revocation(
+    tenant: str | None, jti: str | None, subject: str | None, issued_before: str | None, *, operator: bool
+) -> Revocation:
     """What to revoke. Raises InvalidOption unless exactly one option is given."""
+    if operator and tenant is not None:
+        raise InvalidOption("tenant", "give --tenant or --operator, not both")
     moment = None
     if issued_before is not None:
         moment = time.time() if issued_before == "now" else _instant(issued_before).timestamp()
@@ -155,7 +163,10 @@ def _revocation(tenant: str | None, jti: str | None, subject: str | None, issued
     if len(given) != 1:
         raise InvalidOption("token", "give one of --jti, --subject and --issued-before")
     ((kind, value),) = given
-    return _revoked().Revocation(tenant_name(tenant), kind, value)
+    return _revoked().Revocation("" if operator else tenant_name(tenant), kind, value)
+
+
+_OPERATORS = "(operators)"
 
 
 def _instant(text: str) -> datetime:
@@ -172,7 +183,8 @@ def _value(revocation: Revocation) -> str:
 
 
 def _described(revocation: Revocation) -> str:
-    return f"tenant {revocation.tenant}, {revocation.kind} {_value(revocation)}"
+    whose = f"tenant {revocation.tenant}" if revocation.tenant else _OPERATORS
+    return f"{whose}, {revocation.kind} {_value(revocation)}"
 
 
 def _revoked() -> ModuleType:

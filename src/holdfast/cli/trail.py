@@ -18,11 +18,6 @@ PAGE = 100
 LEASE_MS = 60_000
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command."""
-    app.command()(trail)
-
-
 def trail(
     *,
     take: Annotated[bool, typer.Option("--take", help="Remove the lines from the store after printing them.")] = False,

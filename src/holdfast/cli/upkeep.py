@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from holdfast.store import WorkerInfo
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(maintain)
-    app.command()(migrate)
-    app.command("workers")(list_workers)
-
-
 def maintain(
     *,
     store: Store = None,

@@ -32,11 +32,6 @@ LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warni
 _LEVELS = ("debug", "info", "warning", "error")
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(worker)
-
-
 def worker(
     modules: Modules = None,
     *,

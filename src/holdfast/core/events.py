@@ -160,7 +160,7 @@ def append(job: Job, kind: EventKind, at: int, data: dict[str, Any]) -> Event:
 
 
 def error_data(error: AttemptError) -> dict[str, str]:
-    """An error as events contain it: shortened, with a fingerprint to group by."""
+    """The form of an error in events: shortened, with a fingerprint to group by."""
     return {
         "type": error.type,
         "message": error.message[:ERROR_TEXT_LIMIT],

@@ -120,9 +120,9 @@ class Facts(Struct, frozen=True):
     key: JobKey
     standing: Standing | None
     workers: KnownTypes | None = None
-    """What the workers serve that were looked at. None: they do not matter."""
+    """What the workers serve, as far as they were read. None: workers do not matter."""
     more_workers: int = 0
-    """The number of workers that were looked at, if there are more. 0: all were."""
+    """The number of workers that were read, if there are more. 0: all were read."""
     quotas: Sequence[QuotaExceeded] = ()
     """The quotas and budgets that the tenant has reached."""
     flow: FlowFacts | None = None
@@ -256,7 +256,7 @@ def _retry(job: Job) -> Cause:
 
 
 def _workers(job: Job, known: KnownTypes, more: int) -> Iterator[Cause]:
-    """Says that no worker serves the job only if all workers were looked at."""
+    """Says that no worker serves the job only if all workers were read."""
     among = f"none of the first {more:,} living workers" if more else "no living worker"
     if job.queue not in known.queues:
         text = f"{among.capitalize()} serves the queue {job.queue!r}."

@@ -220,7 +220,7 @@ class Report(Struct, frozen=True):
 class Cancel(Struct, frozen=True):
     """Cancel one job; `only_waiting` leaves a running one alone. [CANCEL-1, CANCEL-2]
 
-    With `seq` only the life of the id that has this sequence number is meant: any other one is not found.
+    With `seq`, only the life of the id with this sequence number is found.
     """
 
     key: JobKey
@@ -231,7 +231,7 @@ class Cancel(Struct, frozen=True):
 class PurgeCount(Struct, frozen=True):
     """How many jobs of a tenant were purged. [EVENT-1]
 
-    The record of a purged job is gone: without this count, nothing would tell of a `purged` that is missing in the log.
+    The record of a purged job is gone: without this count, a `purged` that is missing in the log would not be noticed.
     """
 
     tenant: str
@@ -249,7 +249,7 @@ PURGE_COUNTS_DROPPED = 100
 class Purge(Struct, frozen=True):
     """Remove one finished job now. With `finished_at`: only if it ended at that instant.
 
-    With `seq` only the life of the id that has this sequence number is meant: any other one is not found.
+    With `seq`, only the life of the id with this sequence number is found.
     """
 
     key: JobKey
@@ -260,7 +260,7 @@ class Purge(Struct, frozen=True):
 class SetResultTtl(Struct, frozen=True):
     """Keep a finished job for `ttl_ms` from now. [RESULT-1]
 
-    With `seq` only the life of the id that has this sequence number is meant: any other one is not found.
+    With `seq`, only the life of the id with this sequence number is found.
     """
 
     key: JobKey

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 from msgspec import Struct
 
 from holdfast.core import lifecycle
@@ -54,15 +55,22 @@ class ListQuery(Struct, frozen=True):
     """Without a `queue`: only these."""
     scan: int = SCAN_LIMIT
     """The most jobs that the page reads."""
+    is_plain: bool = False
+    """Whether states are the only filter, in one queue. Found out by the query itself."""
 
     def __post_init__(self) -> None:
         if not self.queue and not self.newest:
             raise InvalidOption("queue", "name one; only a list by time covers all queues")
+        filters = (self.type, self.error, self.id, self.since, self.until)
+        msgspec.structs.force_setattr(self, "is_plain", bool(self.queue) and filters == (None,) * len(filters))
 
     def matches(self, job: Job, now: int) -> bool:
         """Whether a job of this tenant belongs in the list at `now`."""
         if lifecycle.forgotten(job, now) or lifecycle.shown(job, now) not in self.states:
             return False
+        return self.is_plain or self._fits(job)
+
+    def _fits(self, job: Job) -> bool:
         if self.type is not None and job.envelope.type != self.type:
             return False
         if self.id is not None and not job.id.startswith(self.id):

@@ -53,7 +53,7 @@ def excess(kept: Mapping[str, int], keep_events: int, bound: int) -> dict[str, E
 
 
 class Trimming:
-    """Decides which events to trim. Ask in log order: after the first event of a tenant that is kept, all are kept."""
+    """Decides which events to trim. Ask in log order: after a tenant's first kept event, all its events are kept."""
 
     def __init__(self, pending: dict[str, Excess], slowest: Callable[[str], float]) -> None:
         """`slowest` returns the place up to which all readers of a tenant have read."""

@@ -17,7 +17,7 @@ MAX_ROOM = 16
 MIN_LEASE_MS = 3_000
 """Shorter leases are not handed off: too little of the lease would be left when the job arrives."""
 IN_FLIGHT_S = 1.0
-"""How long to wait for jobs in flight: when a worker leaves, and when its room is counted."""
+"""How long jobs count as in flight. A worker that leaves waits this long for them."""
 RECHECK_MS = 20
 """When to claim again if slots are kept free for jobs in flight: those jobs may be lost."""
 
@@ -28,7 +28,7 @@ class Registration(Struct, eq=False):
     number: int = 0
     sent_at: float = 0.0
     lease_until: float = 0.0
-    """The latest end of a lease that is handed off under it."""
+    """The latest deadline of a job that is handed off under it."""
     room: int = 0
     received: int = 0
     inbox: int = 0

@@ -64,7 +64,8 @@ class OnLoopback:
     """Any user of this machine, without a login. Requests from elsewhere are refused.
 
     The name in the header Host must be one of this machine: a foreign page whose name resolves to this machine (DNS
-    rebinding) sends its own name.
+    rebinding) sends its own name. Other sites, and other programs on this machine, can link here: their pages cannot
+    open streams here, or make it work for an image or a frame.
     """
 
     has_login = takes_tokens = False
@@ -85,6 +86,9 @@ class OnLoopback:
         client = request.client
         if client is None or not is_loopback(client.host) or any(name in request.headers for name in _FORWARDED):
             raise NotShown(403, "This dashboard is for this machine alone. Behind a proxy, use tokens.")
+        site, place = request.headers.get("sec-fetch-site"), request.headers.get("sec-fetch-dest")
+        if site in ("cross-site", "same-site") and place != "document":
+            raise NotShown(403, "A page of another site asks for this.")
         return Viewer("local", None, EVERYTHING)
 
     async def holds(self, viewer: Viewer) -> bool:
@@ -154,7 +158,7 @@ class ByToken:
             await self._revoked.check(_caller(viewer))
         except (Refusal, StoreError):
             return False
-        return True
+        return self.sessions.lasts(viewer)
 
     async def log_in(self, token: str, address: str) -> Viewer:
         """The viewer that a token names. Raises a refusal: of the token, or after too many bad ones."""

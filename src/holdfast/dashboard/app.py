@@ -29,6 +29,7 @@ from holdfast.dashboard.page import Action, Form, WebPage
 from holdfast.dashboard.pages import PAGES
 from holdfast.dashboard.rendering import STATIC, Templates, static_file
 from holdfast.dashboard.source import Source
+from holdfast.dashboard.turns import PageTurns
 from holdfast.dashboard.view import NotShown, View, Viewer, tenant_of
 from holdfast.extensions import SingleTenant
 from holdfast.service.errors import STATUS, Refusal, code_of, detail_of
@@ -79,7 +80,8 @@ class Dashboard:
         self._trail, self._note = trail, note
         self._stream_s = stream_s
         self._templates = Templates()
-        self.live = LivePages(store, self._fragment)
+        self._turns = PageTurns()
+        self.live = LivePages(store, self._fragment, self._turns)
         self._opening = asyncio.Lock()
         self._is_open = False
         routes = [Route(page.path, self._endpoint(self._page, page)) for page in self.pages.values()]
@@ -108,7 +110,7 @@ class Dashboard:
         await self._app(scope, receive, send)
 
     async def open(self) -> None:
-        """Open the store and read the keys. Twice is harmless; the first request does it too."""
+        """Open the store and read the keys. Calling it twice is harmless; the first request does it too."""
         if self._is_open:
             return
         async with self._opening:
@@ -198,8 +200,9 @@ class Dashboard:
                 raise NotShown(404, "There is no such part of this page.")
             rendered = await self.live.fragment(page, wanted, view)
             return HTMLResponse(rendered.html, headers={"x-fragment-tag": rendered.tag})
-        model = await page.read(view)
-        fragments = {name: await self._fragment(page, name, view) for name in page.fragments}
+        async with self._turns.of(view.viewer):
+            model = await page.read(view)
+            fragments = {name: await self._fragment(page, name, view) for name in page.fragments}
         flash = self.access.sessions.verified("flash", request.cookies.get(FLASH, ""))
         response = self._html(
             request, page.template, view.viewer, view=view, page=page, fragments=fragments,
@@ -238,7 +241,7 @@ class Dashboard:
         view = await self._view(request, page, action.path)
         form = Form(await form_of(request))
         self._check_form(form, view.viewer)
-        named = {name: form.text(name) or view.text(name) for name in action.facts}
+        form, named = _agreed(view, form, action)
         client = request.client
         with audited(
             action.name, also=self._trail, via="dashboard", sub=view.viewer.name, jti=view.viewer.token_id,
@@ -246,7 +249,8 @@ class Dashboard:
         ) as facts:  # fmt: skip
             if not view.may(action.scope):
                 raise NotShown(403, f"Your token needs the scope {action.scope} to do this.")
-            done = await action.act(view, form)
+            async with self._turns.of(view.viewer):
+                done = await action.act(view, form)
             facts.update(done.facts)
         self.live.changed(view.tenant)
         response = RedirectResponse(done.to or _back(request, form, view.url(page.path)), 303)
@@ -377,7 +381,17 @@ class Dashboard:
 
     async def _not_routed(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        return self._error(request, status, "There is no such page." if status == 404 else "NotShown.")  # noqa: PLR2004
+        why = "There is no such page." if status == 404 else "This address takes no such request."  # noqa: PLR2004
+        return self._error(request, status, why)
+
+
+def _agreed(view: View, form: Form, action: Action) -> tuple[Form, dict[str, str]]:
+    """The form and the view's query with the same facts, and these: what is recorded is what is acted on."""
+    named = {name: form.fields.get(name) or view.query.get(name, "") for name in action.facts}
+    if any(view.query.get(name, text) != text for name, text in named.items()):
+        raise NotShown(400, "This form and its address name different things.")
+    view.query = {**view.query, **{name: text for name, text in named.items() if text}}
+    return Form({**form.fields, **named}), named
 
 
 def _pending_name(issuer: Issuer) -> str:

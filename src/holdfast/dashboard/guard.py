@@ -56,7 +56,10 @@ def check_origin(headers: Headers) -> None:
     Every browser sends `Origin` with a form, and most send `Sec-Fetch-Site`.
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    is_ours = origin is not None and urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+    try:
+        is_ours = origin is not None and urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+    except ValueError:
+        is_ours = False
     if (site is None and origin is None) or site not in (None, "same-origin") or (origin is not None and not is_ours):
         raise NotShown(403, "This request did not come from a page of this dashboard.")
 

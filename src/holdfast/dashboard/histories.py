@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from msgspec import Struct, field
@@ -26,6 +27,8 @@ class _Found(Struct):
     is_hopeless: bool = False
     """The log is too long."""
     events: list[Event] = field(default_factory=list[Event])
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of concurrent looks one reads on at a time: else an event would be found twice."""
 
 
 class HistoryEntry(Struct, frozen=True):
@@ -70,7 +73,8 @@ class Histories:
         if len(self._found) >= MAX_KEPT:
             del self._found[next(iter(self._found))]
         self._found[key] = found
-        await self._read(job, found)
+        async with found.lock:
+            await self._read(job, found)
         events = [event for event in found.events if event.number <= job.events or not job.events]
         numbers = [event.number for event in events]
         if numbers and numbers[0] == 1 and numbers == [*range(1, len(numbers) + 1)] and len(numbers) == job.events:

@@ -1,11 +1,12 @@
 """Live pages: which fragment changed, as server-sent events. A page holds one stream, and fetches what changed.
 
 A fragment on a screen has one `FragmentWatch`, shared by all viewers with equal rights. Hints of the store mark it;
-then it is read and drawn again, once for all, and its viewers are notified if it looks different. So a store is read
-for what is on a screen, and for nothing else, and it makes no difference how many look at the same.
+then it is read and drawn again, once for all, and its viewers are notified if it looks different. So the store is read
+only for what is on a screen, and once for all its viewers.
 
-The pace: a fragment is renewed at most once in `PACE_S`, and more slowly while renewing them all would take more than
-`SHARE` of the time.
+The pace: a fragment is renewed at most once in `PACE_S`. It is renewed more slowly, down to once in `SLOWEST_S`, while
+renewals would take more than `SHARE` of the time, and even more slowly while they would take more than `MAX_SHARE`.
+The tenants that look share this time equally, so the costly pages of one do not slow down another's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import msgspec
 
 from holdfast.core.errors import HoldfastError
 from holdfast.dashboard.page import RENEW_S, WebPage
+from holdfast.dashboard.turns import PageTurns
 from holdfast.dashboard.view import NotShown, View, Viewer
 from holdfast.store import Hint, Signal, Store
 from holdfast.telemetry.logging import get_logger
@@ -27,11 +29,11 @@ from holdfast.telemetry.logging import get_logger
 _log = get_logger(__name__)
 
 PACE_S, SLOWEST_S = 1.0, 10.0
-SHARE = 0.02
+SHARE, MAX_SHARE = 0.02, 0.1
 FETCH_S = 0.001
-"""About what one viewer's fetch of a changed fragment costs."""
+"""The approximate time that it takes to serve a changed fragment to one viewer."""
 BEAT_S = 15.0
-"""How often a quiet stream says that it lives, and asks whether its viewer may still look."""
+"""How often a stream sends a sign of life, and checks that its viewer may still look."""
 MAX_STREAMS, MAX_STREAMS_PER_TENANT = 1000, 200
 
 HINTS = frozenset({Hint.EVENTS, Hint.READY})
@@ -41,7 +43,7 @@ Key = tuple[object, ...]
 
 
 class Rendered(NamedTuple):
-    """A fragment as HTML. Equal tags: equal looks, apart from how long ago things were."""
+    """A fragment as HTML. Fragments with the same tag look the same, except for ages."""
 
     html: str
     tag: str
@@ -53,10 +55,11 @@ Render = Callable[[WebPage, str, View], Awaitable[Rendered]]
 class LivePages:
     """All the streams and watches of one dashboard."""
 
-    def __init__(self, store: Store, render: Render) -> None:
+    def __init__(self, store: Store, render: Render, turns: PageTurns) -> None:
         self.render = render
+        self.turns = turns
         self.clean: set[FragmentWatch] = set()
-        """The watches that nothing has marked. Hints look at these alone: under load there are few."""
+        """The watches that nothing has marked. A hint is compared with these only: under load there are few."""
         self._store = store
         self._watches: dict[Key, FragmentWatch] = {}
         self._streams: dict[str, int] = {}
@@ -75,10 +78,11 @@ class LivePages:
         watch = self._watches.get(_key(page, name, view))
         if watch is not None and watch.rendered is not None:
             return watch.rendered
-        return await self.render(page, name, view)
+        async with self.turns.of(view.viewer):
+            return await self.render(page, name, view)
 
     def changed(self, tenant: str) -> None:
-        """Renew what shows this tenant, or all tenants: an action was carried out that may make no hint."""
+        """Renew the fragments about this tenant or all tenants, after an action that may make no hint."""
         for watch in list(self._watches.values()):
             if watch.tenant in ("", tenant):
                 watch.mark()
@@ -95,7 +99,8 @@ class LivePages:
         self._streams[view.tenant] = self._streams.get(view.tenant, 0) + 1
         changed: dict[str, str] = {}
         wakeup = asyncio.Event()
-        ends_at = time.monotonic() + life_s
+        began = time.monotonic()
+        ends_at, asks_at = began + life_s, began + BEAT_S
 
         def notify(name: str, tag: str) -> None:
             changed[name] = tag
@@ -110,29 +115,33 @@ class LivePages:
             yield b"retry: 1000\n\n"
             while not self._is_stopping and time.monotonic() < ends_at:
                 wakeup.clear()
+                if time.monotonic() >= asks_at:
+                    if not await holds(view.viewer):
+                        yield b"event: ended\ndata: {}\n\n"
+                        return
+                    asks_at = time.monotonic() + BEAT_S
+                    yield b": \n\n"
                 if changed:
                     data = msgspec.json.encode(changed)
                     changed.clear()
                     yield b"event: changed\ndata: %s\n\n" % data
                     continue
-                try:
-                    async with asyncio.timeout(max(0.0, min(BEAT_S, ends_at - time.monotonic()))):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, min(asks_at, ends_at) - time.monotonic())):
                         await wakeup.wait()
-                except TimeoutError:
-                    if not await holds(view.viewer):
-                        yield b"event: ended\ndata: {}\n\n"
-                        return
-                    yield b": \n\n"
         finally:
             self._wakeups.discard(wakeup)
             for watch in watches:
                 watch.leave(notify)
             self._leave(view.tenant)
 
-    def pace_s(self) -> float:
-        """The least time between two renewals of one fragment, by what all of them cost."""
-        cost = sum(watch.cost_s + FETCH_S * watch.viewers for watch in self._watches.values())
-        return min(SLOWEST_S, max(PACE_S, cost / SHARE))
+    def pace_s(self, tenant: str) -> float:
+        """The least time between two renewals of one fragment of a tenant, by what all of the tenant's cost."""
+        costs: dict[str, float] = {tenant: 0.0}
+        for watch in self._watches.values():
+            costs[watch.tenant] = costs.get(watch.tenant, 0.0) + watch.cost_s + FETCH_S * watch.viewers
+        cost = costs[tenant] * len(costs)
+        return max(PACE_S, min(SLOWEST_S, cost / SHARE), cost / MAX_SHARE)
 
     def forget(self, key: Key) -> None:
         """Drop a watch without viewers."""
@@ -212,15 +221,16 @@ class FragmentWatch:
                     await self._marked.wait()
             self._marked.clear()
             self._live.clean.add(self)
-            began = time.monotonic()
             await self._renew()
-            self.cost_s = time.monotonic() - began
-            await asyncio.sleep(self._live.pace_s())
+            await asyncio.sleep(self._live.pace_s(self.tenant))
 
     async def _renew(self) -> None:
         before = self.rendered
         try:
-            self.rendered = await self._live.render(self._page, self._name, self._view)
+            async with self._live.turns.of(self._view.viewer, is_patient=True):
+                began = time.monotonic()
+                self.rendered = await self._live.render(self._page, self._name, self._view)
+                self.cost_s = time.monotonic() - began
         except (HoldfastError, OSError) as error:
             # The page keeps what it shows.
             _log.warning("a page was not renewed", page=self._page.path, error=error)

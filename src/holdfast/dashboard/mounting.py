@@ -18,7 +18,7 @@ from holdfast.service.settings import TokenSettings
 from holdfast.store import Store
 
 MOUNTED_STREAM_S = 20.0
-"""Servers wait for open streams before they stop, and do not notify a mounted application of it."""
+"""How long a stream lasts. A server that stops waits for open streams, and a mounted application is not notified."""
 
 
 def mount_dashboard(
@@ -38,10 +38,10 @@ def mount_dashboard(
     URL is closed with the application. Raises InvalidOption.
     """
     if (tokens is None and oidc is None) == (access is None):
-        why = "who may look? Give tokens=TokenSettings(...), oidc=OidcSettings(...), or access=OnLoopback()"
+        why = "say who may look: give tokens=TokenSettings(...), oidc=OidcSettings(...), or access=OnLoopback()"
         raise InvalidOption("access", why)
     if not path.startswith("/") or path.endswith("/"):
-        raise InvalidOption("path", f"{path!r} must begin with a slash and end with none")
+        raise InvalidOption("path", f"{path!r} must begin with a slash and not end with one")
     opened = make_store(store) if isinstance(store, str) else store
     chosen = access if access is not None else ByToken.of(tokens, opened, oidc=oidc)
     options.setdefault("stream_s", MOUNTED_STREAM_S)

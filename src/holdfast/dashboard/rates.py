@@ -20,6 +20,8 @@ from holdfast.store import Store
 READ = 1000
 BUCKET_S = 5
 BUCKETS = 120
+LATELY_S = 60
+"""What a rate is the mean of."""
 FIRST_READS = 2
 FORGET_S = 30.0
 """A look after this long begins anew: what was logged meanwhile is not read."""
@@ -37,6 +39,8 @@ class Rates:
         """The newest events of failed attempts, the newest first."""
         self._store, self._tenant, self._sees = store, tenant, sees
         self._counts: dict[int, dict[str, float]] = {}
+        self._completed: dict[int, dict[str, float]] = {}
+        """By queue, of the last minute alone: a tenant may have many queues."""
         self._offset: str | None = None
         self._read_at = 0.0
         self._lock = asyncio.Lock()
@@ -55,13 +59,19 @@ class Rates:
         oldest = int(now) // BUCKET_S - BUCKETS
         for bucket in [bucket for bucket in self._counts if bucket < oldest]:
             del self._counts[bucket]
+        for bucket in [bucket for bucket in self._completed if bucket < int(now - LATELY_S) // BUCKET_S]:
+            del self._completed[bucket]
 
     async def _begin(self, now: float) -> None:
         """A short log is read from its beginning, of a long one only what comes."""
         found: list[Event] = []
         offset = self._offset
         for _ in range(FIRST_READS):
-            page = await self._store.events(self._tenant, offset, READ)
+            try:
+                page = await self._store.events(self._tenant, offset, READ)
+            except EventsTrimmed:
+                found, offset = [], await self._store.last_offset()
+                break
             found += page.events
             offset = page.next
             if not page.more:
@@ -101,15 +111,28 @@ class Rates:
             bucket = (event.at // 1000 if at is None else at) // BUCKET_S
             self._touch(bucket)
             self._counts[bucket][event.kind] += weight
+            if event.kind == "completed":
+                by_queue = self._completed.setdefault(bucket, {})
+                by_queue[event.queue] = by_queue.get(event.queue, 0.0) + weight
             if event.kind in ("failed", "retried"):
                 self.failures.insert(0, event)
                 del self.failures[NEWEST:]
 
-    def rate(self, kind: str, over_s: int = 60) -> float | None:
+    def rate(self, kind: str) -> float | None:
         """Events of a kind a second, lately. None: nothing is known yet."""
+        known = self._lately()
+        return sum(self._counts[one][kind] for one in known) / (BUCKET_S * len(known)) if known else None
+
+    def completed(self, queue: str) -> float | None:
+        """Jobs of a queue that completed a second, lately. None: nothing is known yet."""
+        known = self._lately()
+        found = sum(self._completed.get(one, {}).get(queue, 0.0) for one in known)
+        return found / (BUCKET_S * len(known)) if known else None
+
+    def _lately(self) -> list[int]:
+        """The buckets of the last minute that are known, without the current one."""
         now = int(time.time()) // BUCKET_S
-        known = [self._counts[one] for one in range(now - over_s // BUCKET_S, now) if one in self._counts]
-        return sum(counts[kind] for counts in known) / (BUCKET_S * len(known)) if known else None
+        return [one for one in range(now - LATELY_S // BUCKET_S, now) if one in self._counts]
 
     def chart(self) -> Chart:
         """The last ten minutes, without the current bucket."""

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 GRACE_S = 5.0
 
 
-async def serve(dashboard: Dashboard, sock: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT."""
+async def serve(dashboard: Dashboard, sock: socket.socket, ready: Callable[[], None], proxies: str = "") -> None:
+    """Serve until SIGTERM or SIGINT. What `proxies` say of the address and scheme of a client counts."""
     limits = replace(Limits(), grace_s=GRACE_S)
     connections = Shares("connections", process=limits.connections, full="too_many_connections")
-    server = Server(dashboard, limits, connections)
+    server = Server(dashboard, limits, connections, proxies)
 
     def stop() -> None:
         server.force_exit = server.should_exit
@@ -57,9 +57,9 @@ def in_service(
     proof: Path | None = None,
     oidc: OidcSettings | None = None,
 ) -> Dashboard:
-    """The pages of a service, for the holders of its tokens, and for those whom an issuer names.
+    """The pages of a service, for the holders of its tokens, and for people whom an issuer names.
 
-    `is_open` on loopback, for development.
+    `is_open` asks for no token, on loopback only, for development.
     """
     issuer = None if oidc is None else Issuer(oidc)
 

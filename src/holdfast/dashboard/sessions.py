@@ -48,9 +48,11 @@ class Sessions:
         if data is None:
             return None
         viewer = msgspec.json.decode(data, type=Viewer)
-        if viewer.session in self._ended or (viewer.expires_at or 0.0) <= time.time():
-            return None
-        return viewer
+        return viewer if self.lasts(viewer) else None
+
+    def lasts(self, viewer: Viewer) -> bool:
+        """Whether a session has neither expired nor been ended here."""
+        return viewer.session not in self._ended and (viewer.expires_at or 0.0) > time.time()
 
     def end(self, viewer: Viewer) -> None:
         """End a session. Other processes accept a stolen copy of its cookie until it expires."""

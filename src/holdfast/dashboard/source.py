@@ -39,7 +39,7 @@ class Source:
         self._is_open = False
 
     async def open(self) -> None:
-        """Open the store. Twice is harmless."""
+        """Open the store. Calling it twice is harmless."""
         if self._is_open:
             return
         async with self._lock:

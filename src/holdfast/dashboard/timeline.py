@@ -1,7 +1,7 @@
 """A job's time as SVG: a bar whose parts have the colours of the states.
 
-A wait of hours and a run of milliseconds are in one bar, so a part is as long as the logarithm of its duration. The
-durations are written below the parts that have room, and on hover on all.
+A wait of hours and a run of milliseconds share one bar, so the length of a part is the logarithm of its duration.
+Durations are written below parts with enough room. Hovering over any part shows its duration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WIDTHS = {"wide": 900, "narrow": 340}
 HEIGHT, BAR = 40, 18
 MIN_PART = 6.0
 LETTER = 6.4
-"""About the width of a letter of the labels."""
+"""The approximate width of a letter in labels."""
 MAX_PARTS = 60
 
 

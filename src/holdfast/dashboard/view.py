@@ -124,11 +124,13 @@ class View:
         """The address of this page with other parameters."""
         return self.url(self.path, **{**self.query, "tenant": self.tenant, **changes})
 
-    def command(self, *words: str, **options: str) -> str:
-        """What to type for the same in a shell."""
+    def command(self, *words: str, of: str = "", **options: str) -> str:
+        """What to type for the same in a shell. `of`: an id or name that it is about."""
         given = {"tenant": self.tenant, **options}
         flags = (f"--{name.replace('_', '-')} {quote(text)}" for name, text in given.items())
-        return " ".join(("holdfast", *map(quote, words), *flags))
+        # An id that begins with a dash must not become an option.
+        first, last = ([], ["--", quote(of)]) if of.startswith("-") else ([quote(of)] if of else [], [])
+        return " ".join(("holdfast", *map(quote, words), *first, *flags, *last))
 
     @property
     def here(self) -> str:

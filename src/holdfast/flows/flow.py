@@ -55,7 +55,7 @@ _NOT_FOR_STEPS = ("id", "idempotency_key", "idempotency", "replace_failed")
 
 
 class StepOptions(TypedDict, total=False):
-    """Options of a step, as of `enqueue`. A delay counts from when all steps before it have completed."""
+    """Options of a step, as for `enqueue`. A delay counts from the completion of all steps before it."""
 
     queue: str | None
     delay: Seconds | None
@@ -82,8 +82,8 @@ class FlowStep(Generic[R]):
 class Flow:
     """Jobs that wait for each other, to be started as one by `queue.start(flow)`.
 
-    `name` is the kind of flow, `id` identifies this one (by default it is made), `result_ttl` is how long the flow is
-    kept after it has completed. Raises InvalidName or InvalidOption.
+    `name` is the kind of flow, `id` identifies this one (default: a new id), `result_ttl` is how long the flow is kept
+    after it has completed. Raises InvalidName or InvalidOption.
     """
 
     def __init__(self, name: str, id: str | None = None, *, result_ttl: Seconds | None = None) -> None:
@@ -288,7 +288,7 @@ def _step_record(flow: Job, plan: Plan, place: int, state: JobState, job: Job | 
 
 
 async def own_steps(store: Store, flow: Job) -> AsyncGenerator[list[tuple[Step, Job]]]:
-    """The steps of this life of a flow that are jobs, in batches. Other jobs under a step's id are left out."""
+    """The steps that became jobs in this life of a flow, in batches. Other jobs under a step's id are left out."""
     steps = plan_of(flow.envelope).steps
     for start in range(0, len(steps), BATCH):
         part = steps[start : start + BATCH]

@@ -81,7 +81,7 @@ def decode(data: bytes, codec: str = "json", type: Any = Any) -> Any:
 
 
 def decode_json_text(data: bytes | str) -> Any:
-    """Decode JSON text of any program, and refuse the same values as `encode`."""
+    """Decode JSON text from any program, and refuse the same values as `encode`."""
     text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
     value = decode(text)
     if _is_suspect(text):
@@ -166,7 +166,7 @@ def _parts(value: dict[Any, Any] | list[Any], path: list[Any]) -> Iterator[tuple
 
 
 def _plain(value: Any, path: list[Any]) -> Any:
-    """A struct, dataclass, model or enum converted to builtins, one level or more. Anything else as it is."""
+    """A struct, dataclass, model or enum converted to builtins, one level or more. Other values stay as they are."""
     try:
         plain = msgspec.to_builtins(value, enc_hook=_enc_hook)
     except RecursionError:

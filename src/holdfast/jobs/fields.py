@@ -6,7 +6,7 @@ from holdfast.core.job import Job
 
 
 class JobFields:
-    """A job with the fields that never change."""
+    """The fields of a job that never change."""
 
     __slots__ = ("_job",)
 

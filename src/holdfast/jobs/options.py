@@ -136,7 +136,7 @@ def timeout_s(value: Seconds | None) -> float | None:
 def _check_run_at(value: datetime) -> int:
     ms = instant_ms("run_at", value)
     if ms > _LAST_MS:
-        raise InvalidOption("run_at", f"{value} is after the year 9999 in UTC, to the next millisecond")
+        raise InvalidOption("run_at", f"{value}, rounded to a millisecond, is after the year 9999 in UTC")
     return max(0, ms)
 
 

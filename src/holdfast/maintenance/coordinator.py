@@ -49,7 +49,7 @@ MAX_JOBS = 1_000
 CROWDED_JOBS = 900
 """From this number on, jobs that only wait are released for a while, so that others are served. [TENANT-4]"""
 MIN_WAIT_S = 1.0
-"""A job may wait this long all the same, so that a flow whose steps end quickly is not delayed."""
+"""Even then a job may wait this long, so that a flow whose steps end quickly is not delayed."""
 CLAIM_LIMIT = 100
 END_S = 1.0
 """How long each step of the shutdown may take."""
@@ -226,7 +226,7 @@ class Coordinator:
             await self._clean_up(active, state)
 
     async def _outcome(self, active: _ActiveSystemJob) -> Finish:
-        """Call the handler until it returns an outcome; wait while the store is away."""
+        """Call the handler until it returns an outcome; wait while the store cannot be reached."""
         pause = Pause()
         while True:
             try:

@@ -1,7 +1,7 @@
 """Reads the gauges of a store, in one process at a time. (docs/adr/0027-gauges-of-a-store.md)
 
 A system job of the operator's tenant decides which process: the coordinator that holds its lease reads. The work of a
-round depends on the number of tenants and their queues, not on the number of jobs, and rests between calls.
+round depends on the number of tenants and their queues, not on the number of jobs. The reader rests between calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEY = JobKey(OPERATOR, GAUGES, "gauges")
 ENSURE_S = 60.0
 """How often to check that the system job exists."""
 REST = 4
-"""It rests this many times as long as each call took: a round uses at most a fifth of one connection's time."""
+"""After each call it rests this many times as long: a round uses at most a fifth of one connection's time."""
 MIN_PAUSE_S = 1.0
 """The least pause between two rounds."""
 EXPIRED_PAGE = 10

@@ -29,7 +29,7 @@ async def is_known(source: Store, tenant: str) -> bool:
 
 
 async def check_flows(source: Store, tenant: str) -> None:
-    """Raise StoreBusy if a flow has begun: its steps end in the source. One that has not begun is a job like others."""
+    """Raise StoreBusy if a flow has begun: its steps end in the source. Other flows move like any job."""
     begun = 0
     async for page in pages(source, tenant, FLOWS, WAITING | {JobState.LEASED}):
         begun += sum(1 for job in page.jobs if job.token)
@@ -51,7 +51,7 @@ async def wait_for_running(source: Store, tenant: str, queues: list[str], wait_s
                 f"{_count(sum(running.values()), 'job', 'jobs')} of {tenant!r} still ran in SRC after "
                 f"{wait_s:g} s ({counts}); try again with a longer --wait, or when they have ended"
             )
-        # No other process may be there to end the leases of dead workers.
+        # Perhaps no other process ends the leases of dead workers.
         await source.reap(REAP_LIMIT, random.random())  # noqa: S311
         await asyncio.sleep(POLL_S)
 

@@ -107,14 +107,14 @@ class MoveLog:
         self.record = MoveRecord(leaves=name == "SRC")
 
     async def read(self) -> MoveRecord:
-        """Read the log, of any move. Deletes what a killed mover left of a move that had ended."""
+        """Read the log of any move. If the move had ended and its mover was killed, deletes the rest of the log."""
         record = await self.look()
         if record.info is None and record.ids:
             await self.end()
         return self.record
 
     async def look(self) -> MoveRecord:
-        """Read the log, of any move. Changes nothing."""
+        """Read the log of any move. Changes nothing."""
         record = self.record = MoveRecord(leaves=self.name == "SRC")
         async for page in pages(self.store, self.tenant, MOVES):
             for job in page.jobs:
@@ -164,7 +164,7 @@ class MoveLog:
 
     async def end(self) -> None:
         """Delete the log: the move is done, or was given up."""
-        # The times last: without them the mover after a killed one would think that moved jobs were canceled.
+        # Delete the times last: without them, the mover after a killed one would take moved jobs for canceled ones.
         late = [id for id in self.record.ids if id.startswith(("take:", "took:", "over:"))]
         for ids in ([id for id in self.record.ids if id not in late], late):
             if ids:

@@ -34,7 +34,7 @@ class Moved(Struct):
     """How many settings (weights, quotas, budgets) were copied."""
     passes: int = 0
     resumed: bool = False
-    """It continued an interrupted move."""
+    """Whether it continued an interrupted move."""
 
     @property
     def jobs(self) -> int:

@@ -26,7 +26,7 @@ from holdfast.pipeline.reader import EventFilter, read_range
 from holdfast.pipeline.schemas import EVENTS
 
 GROUP_ROWS = 100_000
-"""About how many rows a row group has. They are held in memory."""
+"""The approximate number of rows in a row group. They are held in memory."""
 
 # Arrow has no type hints.
 _arrow, _compute, _parquet = cast("Any", pa), cast("Any", pc), cast("Any", parquet)

@@ -3,7 +3,7 @@
 An address is not enough: a store that was recreated, or restored from a backup, has the same address and another log.
 Its offsets look alike. An ingest that just continued would miss the beginning of that log, or mix two logs. So:
 
-- the last events of the lake are looked up in the store. If the store still keeps that range, it has them or not.
+- the last events of the lake are looked up in the store, which must have them if it still keeps that part of its log.
 - the lake is a registered reader with a unique name, which no other store knows.
 """
 

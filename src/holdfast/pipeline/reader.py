@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 PAGE = 10_000
-"""About how many events are read and passed on at a time."""
+"""The approximate number of events that are read and passed on at a time."""
 JOBS_PAGE = 1000
 
 

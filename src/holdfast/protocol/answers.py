@@ -151,7 +151,7 @@ class Claimed(Answer):
     jobs: list[ClaimedJob]
     now: datetime
     waited_s: float = 0.0
-    """How long the claim waited at least. The leases began after that."""
+    """The claim waited at least this long. The leases began after that."""
 
 
 class Finished(Answer):
@@ -339,29 +339,29 @@ class ReplayItem(Answer):
     error: ErrorInfo | None = None
 
 
-class Replays(Answer):
-    """Answers item by item. `more` says that further dead letters may match: continue with `cursor`.
+class DeadStep(Answer):
+    """A step over dead letters. `more` says that further ones may match: continue with `cursor`.
 
-    In a dry run there are no items but how many match (if there are more, at least as many) and a sample of ids.
+    A dry run says how many match (if there are more, at least as many), with a sample of ids.
     """
 
     tenant: str
+    more: bool
+    cursor: str | None
+    matching: int | UnsetType = UNSET
+    sample: list[str] | UnsetType = UNSET
+
+
+class Replays(DeadStep, kw_only=True):
+    """Answers item by item. In a dry run there are no items."""
+
     items: list[ReplayItem]
-    more: bool
-    cursor: str | None
-    matching: int | UnsetType = UNSET
-    sample: list[str] | UnsetType = UNSET
 
 
-class Purged(Answer):
-    """The number of purged dead letters. The other fields are as for replays."""
+class Purged(DeadStep, kw_only=True):
+    """The number of purged dead letters."""
 
-    tenant: str
     purged: int
-    more: bool
-    cursor: str | None
-    matching: int | UnsetType = UNSET
-    sample: list[str] | UnsetType = UNSET
 
 
 class JobPurged(Answer):

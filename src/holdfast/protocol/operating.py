@@ -77,7 +77,7 @@ class Step(Answer):
 
     tenant: str
     count: int
-    """The jobs that were changed; in a dry run those that match, or at least as many if there is a cursor."""
+    """How many jobs were changed; in a dry run, how many match: at least this many, if there is a cursor."""
     sample: list[NamedJob]
     """Some of the jobs that match."""
     refused: dict[str, int]
@@ -87,7 +87,7 @@ class Step(Answer):
 
 
 class LivingWorker(Answer):
-    """A living worker. One without `tenant` serves all: a tenant does not learn where it is and what it holds."""
+    """A living worker. Without `tenant` it serves all: then a tenant does not learn where it is or what it holds."""
 
     id: str
     queues: list[str]

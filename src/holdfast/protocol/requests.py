@@ -75,6 +75,8 @@ Token = Annotated[
 Limit = Annotated[int, Meta(ge=1, le=PAGE_LIMIT)]
 States = Annotated[str, Meta(extra_json_schema={"pattern": _list_of(JobState)})]
 Kinds = Annotated[str, Meta(extra_json_schema={"pattern": _list_of(KINDS)})]
+Priority = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})]
+Attempts = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})]
 Codec = Annotated[str, Meta(description="The codec of the bytes.", extra_json_schema={"enum": ["json", "msgpack"]})]
 
 
@@ -98,7 +100,22 @@ class Retry(Request):
     jitter: Jitter = "full"
 
 
-class Enqueue(Request):
+class JobSpec(Request):
+    """What a job is, for an enqueue, a step of a flow and a schedule alike."""
+
+    type: JobType = ""
+    payload: Raw = field(default_factory=_null)
+    priority: Priority | None = None
+    max_attempts: Attempts | None = None
+    result_ttl_s: Kept | None = None
+    """For a step, this counts from the end of the flow."""
+    timeout_s: Span | None = None
+    retry: Retry | None = None
+    codec: Codec = "json"
+    version: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
+
+
+class Enqueue(JobSpec):
     """One job to enqueue. [ENQ-1 to ENQ-8]
 
     Queue, attempts, retry, timeout, priority and result time default to those that live workers of this tenant report
@@ -107,27 +124,19 @@ class Enqueue(Request):
 
     queue: QueueName | None = None
     """Defaults to the queue of the type, else to `default`."""
-    type: JobType = ""
-    payload: Raw = field(default_factory=_null)
     id: JobId | None = None
     request_id: JobId | None = None
     """Makes a repeat safe after a lost answer: the same request with the same id is answered `queued` again. [ENQ-8]"""
     idempotency_key: JobId | None = None
     idempotency: Literal["until_terminal", "until_started", "forever"] | None = None
+    # Not `le`: it would win over the maximum of the schema.
     idempotency_ttl_s: (
-        Annotated[float, Meta(ge=0.001, le=_SPAN_S, extra_json_schema={"maximum": RESULT_TTL_CEILING // 1000})] | None
+        Annotated[float, Meta(ge=0.001, extra_json_schema={"maximum": RESULT_TTL_CEILING // 1000})] | None
     ) = None
     """How long the key is valid, instead of `idempotency`."""
     delay_s: Duration | None = None
     run_at: Instant | None = None
-    priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
-    max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
-    result_ttl_s: Kept | None = None
-    timeout_s: Span | None = None
-    retry: Retry | None = None
     replace_failed: bool = False
-    codec: Codec = "json"
-    version: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
 
 
 StepName = Annotated[
@@ -139,25 +148,15 @@ StepName = Annotated[
 ]
 
 
-class NewStep(Request):
+class NewStep(JobSpec, kw_only=True):
     """A step of a flow: its job, and the names of the steps that must complete first."""
 
     name: StepName
     after: Annotated[list[StepName], Meta(max_length=BATCH_LIMIT)] = []
     queue: QueueName = "default"
-    type: JobType = ""
-    payload: Raw = field(default_factory=_null)
     delay_s: Duration | None = None
     """Counts from the completion of the steps before it."""
     run_at: Instant | None = None
-    priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
-    max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
-    result_ttl_s: Kept | None = None
-    """Counts from the end of the flow."""
-    timeout_s: Span | None = None
-    retry: Retry | None = None
-    codec: Codec = "json"
-    version: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
 
 
 class NewFlow(Request):
@@ -204,10 +203,10 @@ class KnownType(Request):
 
     name: JobType
     queue: QueueName = "default"
-    max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] = 4
+    max_attempts: Attempts = 4
     retry: Retry = field(default_factory=Retry)
     timeout_s: Span | None = None
-    priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] = 5
+    priority: Priority = 5
     result_ttl_s: Duration = 3600.0
 
 
@@ -323,7 +322,7 @@ class Purge(Request):
 
 
 class SetResultTtl(Request):
-    """Keeps one finished job for this long from now. With `sequence`, only that job of the id. [RESULT-1]"""
+    """Keeps one finished job for this long from now. With `sequence`, no other job under the id. [RESULT-1]"""
 
     id: JobId
     result_ttl_s: Kept
@@ -333,7 +332,7 @@ class SetResultTtl(Request):
 class Cancel(Request):
     """Cancels one job. With `only_waiting`, a running job is not canceled. [CANCEL-1 to CANCEL-3]
 
-    With `sequence`, only that job of the id: an earlier or later one is not found.
+    With `sequence`, an earlier or later job under the id is not found.
     """
 
     id: JobId
@@ -356,7 +355,7 @@ class SetResultTtlBatch(Request):
 class PurgeJob(Request):
     """Purges one finished job. With `finished_at`, only if it has not run again since. [KEEP-1]
 
-    With `sequence`, only that job of the id: an earlier or later one is not found.
+    With `sequence`, an earlier or later job under the id is not found.
     """
 
     id: JobId
@@ -373,22 +372,13 @@ class PurgeJobBatch(Request):
 # Schedules ------------------------------------------------------------------------------------------------
 
 
-class PutSchedule(Request):
+class PutSchedule(JobSpec):
     """A time by `cron` or `every_s`, and the job to enqueue. The time zone applies to `cron`."""
 
     cron: Annotated[str, Meta(description="Five fields.", extra_json_schema={"pattern": _CRON})] | None = None
     every_s: Annotated[float, Meta(extra_json_schema={"minimum": 1, "maximum": _SPAN_S})] | None = None
     timezone: Annotated[str, Meta(extra_json_schema={"pattern": r"^[A-Za-z0-9_+/-]+$"})] = "UTC"
     queue: QueueName = "default"
-    type: JobType = ""
-    payload: Raw = field(default_factory=_null)
-    priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
-    max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
-    result_ttl_s: Kept | None = None
-    timeout_s: Span | None = None
-    retry: Retry | None = None
-    codec: Codec = "json"
-    version: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
 
 
 # Queries --------------------------------------------------------------------------------------------------

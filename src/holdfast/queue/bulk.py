@@ -40,11 +40,11 @@ class BulkOptions(JobFilter, total=False):
 class BulkStep(Struct, frozen=True):
     """What one step did, or with `dry_run` would do. Call again with its `cursor` until that is None.
 
-    A step read_pages at a bounded number of jobs: it may change none and still have a cursor.
+    A step reads a bounded number of jobs: it may change none and still have a cursor.
     """
 
     count: int
-    """The jobs that were changed. In a dry run those that match: if there is a cursor, at least as many."""
+    """How many jobs were changed. In a dry run, how many match: at least this many, if there is a cursor."""
     sample: tuple[JobKey, ...]
     """Some of the jobs that match."""
     refused: dict[str, int] = {}
@@ -120,7 +120,7 @@ async def _change(connection: Connection, action: Action, jobs: Sequence[Job], *
         items = [Cancel(job.key, not running, job.seq) for job in jobs]
         return Counter(await connection.counted("cancel", connection.live.cancel(items)))
     if action == "purge":
-        return Counter(await purge_jobs(connection, [Purge(job.key, job.finished_at) for job in jobs], jobs))
+        return Counter(await purge_jobs(connection, [Purge(job.key, job.finished_at, job.seq) for job in jobs], jobs))
     answers = await connection.counted("replay", connection.live.replay([job.key for job in jobs]))
     return Counter("replayed" if isinstance(answer, Replayed) else answer.code for answer in answers)
 

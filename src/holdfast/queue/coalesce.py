@@ -1,7 +1,7 @@
 """Concurrent calls share round trips: while one batch is sent, the next one gathers. An idle coalescer sends at once.
 
 There are no timers and no added latency: calls in the same turn of the event loop are sent together. If nothing else
-runs in this turn, `one` sends its item without making a task. Such a task took a tenth of the time from an idle caller
+runs in this turn, `one` sends its item without making a task. Making one took a tenth of the time from an idle caller
 to an idle worker.
 """
 
@@ -26,7 +26,7 @@ ALONE_LIMIT = 16
 
 
 class Coalescer(Generic[I, A]):
-    """Makes an operation on lists one on single items. Belongs to one event loop at a time."""
+    """Turns an operation on lists into one on single items. Belongs to one event loop at a time."""
 
     def __init__(self, send: Callable[[Sequence[I]], Awaitable[Sequence[A]]], limit: int = BATCH_LIMIT) -> None:
         self._send = send

@@ -75,9 +75,13 @@ class Connection:
         self._is_open = url is None
         self._was_closed = False
         self.enqueues = Coalescer(self.enqueue_batch)
-        self.cancels = Coalescer(self._cancel_batch)
-        self.gets = Coalescer(self._get_batch)
-        self.replays = Coalescer(self._replay_batch)
+        self.cancels: Coalescer[Cancel, CancelStatus] = Coalescer(
+            lambda items: self.counted("cancel", self.live.cancel(items))
+        )
+        self.gets: Coalescer[JobKey, Job | None] = Coalescer(lambda keys: self.counted("get", self.live.get(keys)))
+        self.replays: Coalescer[JobKey, ReplayAnswer] = Coalescer(
+            lambda keys: self.counted("replay", self.live.replay(keys))
+        )
         self.waits = Waits(self.tenant, self._subscribe, self.gets)
 
     def address(self) -> Address | None:
@@ -154,15 +158,6 @@ class Connection:
             # Repeat it once, immediately. If only the reply was lost, the request ids make the answer the same. [ENQ-8]
             _log.warning("enqueue repeated", items=len(items), error=error)
             return await self.counted("enqueue", self.live.enqueue(items))
-
-    async def _get_batch(self, keys: Sequence[JobKey]) -> list[Job | None]:
-        return await self.counted("get", self.live.get(keys))
-
-    async def _cancel_batch(self, items: Sequence[Cancel]) -> list[CancelStatus]:
-        return await self.counted("cancel", self.live.cancel(items))
-
-    async def _replay_batch(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
-        return await self.counted("replay", self.live.replay(keys))
 
     def _subscribe(self, listener: Listener, hints: frozenset[Hint]) -> Callable[[], None]:
         return self.live.listen(listener, hints)

@@ -108,7 +108,7 @@ def _replay_ticket(owner: Owner | None, key: JobKey, answer: ReplayAnswer) -> Ti
 
 
 async def _purge_as_read(connection: Connection, jobs: Sequence[Job]) -> Sequence[PurgeStatus]:
-    return await purge_jobs(connection, [Purge(job.key, job.finished_at) for job in jobs], jobs)
+    return await purge_jobs(connection, [Purge(job.key, job.finished_at, job.seq) for job in jobs], jobs)
 
 
 async def purge_jobs(

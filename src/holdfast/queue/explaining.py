@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from holdfast.budgets import enforcer_of
 from holdfast.core.budgets import merged
@@ -15,10 +16,12 @@ from holdfast.core.policy import KnownTypes
 from holdfast.extensions import Explainer
 from holdfast.flows.flow import BATCH
 from holdfast.queue.connection import Connection
-from holdfast.store import Store, WorkerInfo
+from holdfast.store import QueueStats, Store, WorkerInfo
 
 WORKER_PAGES = 10
-"""The most pages of workers that are looked at."""
+"""The most pages of workers to read."""
+QUEUE_PAGES = 10
+"""The most pages of queues to count for a quota of the tenant."""
 
 
 async def explain_job(connection: Connection, key: JobKey) -> Explanation:
@@ -64,10 +67,9 @@ async def _quotas(store: Store, job: Job) -> list[QuotaExceeded]:
         if one.max_waiting is None or one.queue not in (job.queue, None):
             continue
         if one.queue is None:
-            queues = (await store.queue_page(job.tenant)).queues
+            waiting = await _waiting(store, job.tenant, one.max_waiting)
         else:
-            queues = await store.stats(job.tenant, [job.queue])
-        waiting = sum(stats.counts.get(state, 0) for stats in queues for state in WAITING)
+            waiting = _waiting_in(await store.stats(job.tenant, [job.queue]))
         if waiting >= one.max_waiting:
             reached.append(QuotaExceeded(one.queue, waiting, one.max_waiting))
     enforcer = enforcer_of(store)
@@ -78,6 +80,21 @@ async def _quotas(store: Store, job: Job) -> list[QuotaExceeded]:
     kept = (("max_jobs", usage.jobs + usage.keys, limits.max_jobs), ("max_bytes", usage.bytes, limits.max_bytes))
     full = [QuotaExceeded(None, used, limit, budget) for budget, used, limit in kept if limit and used >= limit]
     return reached + full
+
+
+async def _waiting(store: Store, tenant: str, enough: int) -> int:
+    """How many jobs of a tenant wait in its first queues, or a number from `enough` on."""
+    waiting, cursor = 0, None
+    for _ in range(QUEUE_PAGES):
+        page = await store.queue_page(tenant, cursor)
+        waiting, cursor = waiting + _waiting_in(page.queues), page.cursor
+        if cursor is None or waiting >= enough:
+            break
+    return waiting
+
+
+def _waiting_in(queues: Sequence[QueueStats]) -> int:
+    return sum(stats.counts.get(state, 0) for stats in queues for state in WAITING)
 
 
 async def _flow(store: Store, flow: Job) -> FlowFacts | None:

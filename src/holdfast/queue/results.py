@@ -41,7 +41,7 @@ async def ended(
 
 
 async def end_of(watch: Watch, timeout: float | None, gone: asyncio.Future[None] | None = None) -> Job:
-    """The watched job as it ended. Raises WaitTimeout, also when `gone` is done, JobNotFound or ResultExpired."""
+    """The watched job as it ended. Raises WaitTimeout (also when `gone` is done), JobNotFound or ResultExpired."""
     key = watch.key
     job = await watch.wait(timeout, gone)
     if job is None:
@@ -64,7 +64,7 @@ async def outcome(connection: Connection, job: Job, result_type: Any) -> Any:
 
 
 async def fetch_blob(connection: Connection, result: Result | None, key: JobKey) -> bytes | None:
-    """The bytes of a result that is in the blob store. None if it is not there, or if there is no blob store.
+    """The bytes of a result that is in the blob store. None for any other result, or without a blob store here.
 
     Raises ResultExpired if the blob is gone.
     """

@@ -71,7 +71,7 @@ class Ticket(Struct, Generic[R], eq=False, gc=False):
     async def wait(self, timeout: Seconds | None = None) -> R:
         """The job's result, once it is there. [RESULT-2]
 
-        Raises JobFailed, JobCanceled, WaitTimeout (the job continues) or ResultExpired; the error of a refused item.
+        Raises JobFailed, JobCanceled, WaitTimeout (the job continues) or ResultExpired; for a refused item, its error.
         """
         owner = self._owner()
         if self.kept is not None and (not self.kept.blob or self.blob is not None):

@@ -24,7 +24,7 @@ from holdfast.store import ListQuery, Store
 TRIES = 10
 PAGE = 1000
 SLACK_MS = 60 * SECOND
-"""A schedule that waits this much longer than its next tick is woken. A shorter wait is the backoff after a failure."""
+"""A schedule that waits this long past its next tick is woken. A shorter wait is the backoff after a failure."""
 _LATEST = 2**53
 
 
@@ -117,7 +117,7 @@ class AsJobs:
         for _ in range(TRIES):
             job, waker = await self._store.get([key, core.waker_key(key)])
             if waker is not None and waker.state in OPEN:
-                # A tick may have ended the old job and not enqueued the new one yet: it needs its lease for that.
+                # A tick may have ended the old job and not yet enqueued the new one: without its lease it cannot.
                 await self._store.cancel([Cancel(waker.key), Cancel(key)])
                 return True
             if job is None or job.state not in KEPT:
@@ -160,7 +160,7 @@ async def run_now(store: Store, tenant: str, schedule: core.Schedule) -> JobKey:
 
 
 async def over_quota(store: Store, tenant: str, less: int = 0) -> QuotaExceeded | None:
-    """The refusal of one more schedule if `less` of the waiting ones were gone. None: there is room. [TENANT-5]"""
+    """The refusal of one more schedule, if `less` fewer were waiting. None: there is room. [TENANT-5]"""
     limits = [
         one
         for one in await store.tenant_settings(tenant)

@@ -1,8 +1,8 @@
 """Keeps the answers of claims and lists under 8 MiB. A store limits the number of jobs, not their bytes.
 
-A call asks the store for a number of jobs that fits even if all are as large as a job may be. If the tenant's last
-answer had smaller jobs, it asks for more: for the number that fits if none is larger than the largest of those. Most
-jobs are small, so one call is usually enough. Memory for the largest possible jobs is reserved before each call.
+A call asks the store for as many jobs as fit if each has the largest allowed size. If the tenant's last answer had only
+smaller jobs, it asks for more: as many as fit if each has the size of the largest of those. Most jobs are small, so one
+call is usually enough. Memory for the largest possible jobs is reserved before each call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ANSWER_BYTES = 8 * 1024 * 1024
 STEP = 100
 """The most jobs in one call to the store."""
 PIECE_BYTES, MIN_STEP = 1024 * 1024, 2
-"""A page is read in calls of about this many bytes, and of this many jobs at least. Others are served in between."""
+"""A page is read in calls of about this many bytes, but at least this many jobs. Other requests run in between."""
 
 Kind = Literal["claim", "page"]
 LargestJobs = dict[Kind, int]

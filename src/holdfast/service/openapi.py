@@ -25,7 +25,7 @@ _SCOPES = {
     WORK: "Claim and finish jobs",
     READ: "Read jobs, queues and events",
     ADMIN: "Pause queues, cancel by filter, replay and purge dead letters, manage schedules",
-    OPERATOR_SCOPE: "List tenants and workers, change settings; of a token without a tenant",
+    OPERATOR_SCOPE: "List tenants and workers, change settings; only in a token without a tenant",
 }
 _TEXT = {"type": "string"}
 _EVENT = {"type": "object", "properties": {"id": _TEXT, "event": _TEXT, "data": _TEXT}}

@@ -87,19 +87,7 @@ def new_job(
 async def schedule(tenant: str, item: requests.PutSchedule, turns: CheckTurns) -> tuple[Timing, Target]:
     """The timing and the target of a schedule. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
     when = timing(item.cron, item.every_s, item.timezone)
-    job = requests.Enqueue(
-        queue=item.queue,
-        type=item.type,
-        payload=item.payload,
-        priority=item.priority,
-        max_attempts=item.max_attempts,
-        result_ttl_s=item.result_ttl_s,
-        timeout_s=item.timeout_s,
-        retry=item.retry,
-        codec=item.codec,
-        version=item.version,
-    )
-    return when, target_of(new_job(tenant, job, None, await payload_of(item, turns, tenant)))
+    return when, target_of(new_job(tenant, _enqueue(item), None, await payload_of(item, turns, tenant)))
 
 
 async def flow(tenant: str, body: requests.NewFlow, headers: dict[str, str] | None, turns: CheckTurns) -> NewJob:
@@ -121,10 +109,15 @@ async def flow(tenant: str, body: requests.NewFlow, headers: dict[str, str] | No
 async def _step(
     tenant: str, step: requests.NewStep, places: dict[str, int], headers: dict[str, str] | None, turns: CheckTurns
 ) -> Step:
-    fields = {name: getattr(step, name) for name in requests.NewStep.__struct_fields__ if name not in ("name", "after")}
-    job = new_job(tenant, requests.Enqueue(**fields), headers, await payload_of(step, turns, tenant))
+    job = new_job(tenant, _enqueue(step), headers, await payload_of(step, turns, tenant))
     after = tuple(sorted({places[name] for name in step.after}))
     return Step(step.name, job.key.queue, replace(job.envelope, request_id=""), after, job.delay_ms, job.run_at)
+
+
+def _enqueue(item: requests.NewStep | requests.PutSchedule) -> requests.Enqueue:
+    """The enqueue that a step or a schedule describes."""
+    known = requests.Enqueue.__struct_fields__
+    return requests.Enqueue(**{name: getattr(item, name) for name in item.__struct_fields__ if name in known})
 
 
 def finish(tenant: str, item: requests.Finish, fence: int, result: Result | AttemptError | None) -> Finish:
@@ -245,7 +238,7 @@ def _options(item: requests.Enqueue) -> EnqueueOptions:
     if item.idempotency_ttl_s is not None:
         if item.idempotency is not None:
             raise InvalidOption("idempotency", "give idempotency or idempotency_ttl_s, not both")
-        options["idempotency"] = timedelta(seconds=item.idempotency_ttl_s)
+        options["idempotency"] = timedelta(milliseconds=duration_ms("idempotency_ttl_s", item.idempotency_ttl_s))
     return cast("EnqueueOptions", options)
 
 
@@ -283,9 +276,7 @@ async def large_value(raw: Raw, codec: str, turns: CheckTurns, tenant: str) -> b
     return data
 
 
-async def payload_of(
-    item: requests.Enqueue | requests.NewStep | requests.PutSchedule, turns: CheckTurns, tenant: str
-) -> bytes:
+async def payload_of(item: requests.JobSpec, turns: CheckTurns, tenant: str) -> bytes:
     """The checked payload. Raises UnknownCodec, InvalidPayload or PayloadTooLarge."""
     data = small_value(item.payload, item.codec, PAYLOAD_LIMIT)
     return await large_value(item.payload, item.codec, turns, tenant) if data is None else data

@@ -1,4 +1,4 @@
-"""Tokens that an operator has revoked, for each tenant: by `jti`, by `sub`, or all that were issued before an instant.
+"""Tokens that were revoked, of each tenant and of operators: by `jti`, by `sub`, or all issued before an instant.
 
 Revocations are records in the store (see `records`). A process reads them in the background every `RENEW_S`, and uses
 no copy older than `MAX_AGE_S`: a revoked token works for at most this long.
@@ -32,6 +32,7 @@ class Revocation(Struct, frozen=True):
     """Revokes tokens of a tenant: those with a `jti` or `sub`, or issued before an instant in seconds since 1970."""
 
     tenant: str
+    """"" for tokens of operators, which are for all tenants."""
     kind: Kind
     value: str
 
@@ -54,7 +55,8 @@ class RevokedTokens:
 
     async def add(self, revocation: Revocation) -> bool:
         """Revoke tokens. Returns whether the revocation is new. Raises InvalidName or InvalidOption."""
-        check_tenant(revocation.tenant)
+        if revocation.tenant:
+            check_tenant(revocation.tenant)
         if not revocation.value:
             raise InvalidOption(revocation.kind, "it is empty")
         return await self._records.add(revocation.id, msgspec.json.encode(revocation))

@@ -26,7 +26,7 @@ from holdfast.service.settings import Limits, TokenSettings
 PRODUCE, WORK, READ, ADMIN = "jobs:produce", "jobs:work", "jobs:read", "jobs:admin"
 SCOPES = (PRODUCE, WORK, READ, ADMIN)
 OPERATOR_SCOPE = "jobs:operator"
-"""Of a token without a tenant: it is for all tenants, on the dashboard alone."""
+"""Of a token without a tenant: it is for all tenants, on the dashboard and on the routes for operators."""
 ALGORITHMS = ("HS256", "RS256", "ES256", "EdDSA")
 TENANT_ALIASES = ("tid", "tenant", "tenant_id", "tenantId", "organization_id", "organizationId")
 """Common claims for the tenant. If a token has several of them, they must agree."""

@@ -26,7 +26,7 @@ SMALL = TURN // 16
 """Work up to this amount never waits behind the large bodies of other requests."""
 SIMPLE_BYTES = 256 * 1024
 MIN_COUNTED_BYTES = 512
-"""In shorter texts nothing is counted: the estimate is the most for their length, which is small."""
+"""Shorter texts are not scanned: their estimate is the most for their length, which is small."""
 _PART, _BYTES = 5, 16
 
 

@@ -22,7 +22,7 @@ class TableLog:
     def __init__(self) -> None:
         self._entries: list[tuple[int, Event]] = []
         self._last = 0
-        self.has_news = False
+        self.grew = False
         """Whether an event was added since the notifier last sent hints."""
         self._trimmed = 0
         """No event up to this position is kept."""
@@ -45,7 +45,7 @@ class TableLog:
     def append(self, event: Event) -> None:
         """Add an event at the end. [EVENT-1]"""
         self._last += 1
-        self.has_news = True
+        self.grew = True
         self._entries.append((self._last, event))
         self._kept[event.tenant] = self._kept.get(event.tenant, 0) + 1
 
@@ -85,7 +85,7 @@ class TableLog:
         return self._readers.pop((tenant, name), None) is not None
 
     def readers(self, tenant: str | None) -> list[Reader]:
-        """The readers of a tenant, or those of no tenant."""
+        """The readers registered for a tenant; None: those registered for all tenants."""
         known = sorted(self._readers.items(), key=str)
         return [Reader(tenant, name, str(position)) for (owner, name), position in known if owner == tenant]
 

@@ -41,8 +41,8 @@ class LocalNotifier:
 
     def send(self) -> None:
         """Send the pending hints. Call it at the end of each operation, still under the lock."""
-        if self._log.has_news:
-            self._log.has_news = False
+        if self._log.grew:
+            self._log.grew = False
             self.add(Hint.EVENTS)
         if not self._pending:
             return

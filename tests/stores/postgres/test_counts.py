@@ -134,3 +134,13 @@ async def test_the_work_of_a_count_is_bounded_for_delayed_jobs_too(postgres, dat
         await store.shift_clock(2000)
         await store.prune(100)
         assert await blocks_read(connection, [1], scan) < 150 + 4 * scan
+
+
+async def test_calls_for_many_queues_at_once_are_cheap_to_count(postgres, database):
+    """As of a worker for all tenants: the changes of such a call are stored compressed, and are read once."""
+    async with opened(postgres.url(database)) as store, connected(postgres, database) as connection:
+        for n in range(10):
+            await store.enqueue([new(f"{n}-{tenant}", tenant=f"t{tenant:03}") for tenant in range(400)])
+        (row,) = await connection.fetch("SELECT max(cardinality(usage)) AS numbers FROM holdfast.events")
+        assert row["numbers"] == 400 * 11
+        assert await blocks_read(connection, [1]) < 1000

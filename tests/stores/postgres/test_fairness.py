@@ -39,7 +39,7 @@ async def waits_of_the_small(stores):
                     waits[job.key] = turns
             await store.finish([complete(job) for job in jobs])
         if not handed:
-            # A process that was not told looks for itself once a second.
+            # A process without a hint looks for itself once a second.
             await asyncio.sleep(0.1)
         assert turns < BACKLOG, "the small ones wait for the backlog"
     return waits
@@ -78,7 +78,7 @@ async def test_a_backlog_of_another_tenant_delays_a_job_by_one_turn(postgres, da
 async def test_independent_workers_are_fair_together(postgres, database):
     """Two memories: what one handed out, the other does not know. Each gives the big one a turn in each round.
 
-    Nobody tells the second one of the small ones. Until it looks for itself, within a second, which may be longer than
+    The second one gets no hint of the small ones. Until it looks for itself, within a second, which may be longer than
     all this takes, it hands out the big one's jobs alone: claim by claim as many as the first one gives to the small.
     """
     url = postgres.url(database, schema="beside")

@@ -1,9 +1,9 @@
 """The server loses what it acknowledged last: a crash with synchronous_commit=off, a late standby, a restore.
 
 Invariants verified, for processes that live through it, with new connections and with those that a pooler keeps:
-- nobody is handed a job of another tenant, and no acknowledged job goes where no worker looks [TENANT-3, ENQ-1]
+- no worker gets a job of another tenant, and no acknowledged job goes where no worker looks [TENANT-3, ENQ-1]
 - no token is granted twice, and none of before is accepted [LEASE-1, LEASE-5]
-- a reader is told that events are lost, and goes on with all that come [EVENT-2]
+- a reader learns that events are lost, and goes on with all that come [EVENT-2]
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""Somebody's open transaction holds a job, or only asked for it: who has to wait, and who must not. [ENQ-7, LEASE-4]
+"""Another open transaction has locked a job, or waits for it: which calls wait, which must not. [ENQ-7, LEASE-4]
 
 Invariants verified:
 - an enqueue that joined a transaction and was a duplicate holds nothing: not the job, its id or its key
-- of a batch with a job that somebody holds, all others are renewed and finished, and none twice
-- who waits for an id keeps nobody from the tenant, nor from what is to be forgotten
-- whoever waited for a lock until the lease had run out is late [LEASE-1]
+- of a batch with a job that another transaction has locked, all others are renewed and finished, and none twice
+- a call that waits for an id delays no other call of the tenant, and no prune
+- a call that waited for a lock until the lease had run out is late [LEASE-1]
 """
 
 import asyncio
@@ -166,7 +166,7 @@ async def test_of_a_concurrent_replay_and_replacement_one_wins(postgres, databas
         await judge(store)
 
 
-# An id that somebody holds ------------------------------------------------------------------------------------
+# An id that another has locked --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["enqueue", "replay"])
@@ -249,7 +249,7 @@ async def test_the_pruner_skips_a_job_while_its_id_is_locked(postgres, database)
         assert (await store.prune(100)).jobs == 1
 
 
-# A job that somebody holds ------------------------------------------------------------------------------------
+# A job that another has locked --------------------------------------------------------------------------------
 
 
 async def test_a_locked_job_is_renewed_and_completed_separately(postgres, database):

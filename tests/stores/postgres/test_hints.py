@@ -29,20 +29,20 @@ class InboxChannel:
 
 async def test_hints_reach_another_handle_again_after_a_lost_connection(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
-        ear = InboxChannel()
-        stop = other.listen(ear, {Hint.READY})
-        await ear.expect(lambda signal: not signal.queue)  # It listens from now on.
+        listener = InboxChannel()
+        stop = other.listen(listener, {Hint.READY})
+        await listener.expect(lambda signal: not signal.queue)  # It listens from now on.
         await fill(store, 1)
-        await ear.expect(lambda signal: (signal.tenant, signal.queue) == ("acme", "mail"))
-        ear.signals.clear()
+        await listener.expect(lambda signal: (signal.tenant, signal.queue) == ("acme", "mail"))
+        listener.signals.clear()
         postgres.sql(
             f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}' "
             "AND pid <> pg_backend_pid()"
         )
-        await ear.expect(lambda signal: not signal.queue)
-        ear.signals.clear()
+        await listener.expect(lambda signal: not signal.queue)
+        listener.signals.clear()
         await store.enqueue([new("again")])
-        await ear.expect(lambda signal: signal.queue == "mail")
+        await listener.expect(lambda signal: signal.queue == "mail")
         stop()
 
 
@@ -51,21 +51,21 @@ async def test_a_handle_is_notified_when_its_schema_was_replaced(postgres, datab
     url = postgres.url(database, test_clock=1)
     async with apart(url) as other, opened(url) as store, opened(url) as idle:
         notifications = [InboxChannel(), InboxChannel()]
-        for handle, ear in zip((store, idle), notifications, strict=True):
-            handle.listen(ear, {Hint.READY})
-            await ear.expect(lambda signal: not signal.queue)  # It listens from now on.
+        for handle, listener in zip((store, idle), notifications, strict=True):
+            handle.listen(listener, {Hint.READY})
+            await listener.expect(lambda signal: not signal.queue)  # It listens from now on.
         postgres.sql("DROP SCHEMA holdfast CASCADE", database)
         async with opened(postgres.url(database, test_clock=1, wait_s=7)):
             pass  # It has made the schema anew.
-        for ear in notifications:
-            ear.signals.clear()
+        for listener in notifications:
+            listener.signals.clear()
         await store.enqueue([new("a")])  # Which finds that the data is another. `idle` asks for nothing.
-        for ear in notifications:
-            await ear.expect(lambda signal: not signal.queue)
-            ear.signals.clear()
+        for listener in notifications:
+            await listener.expect(lambda signal: not signal.queue)
+            listener.signals.clear()
         await other.enqueue([new("b")])
-        for ear in notifications:
-            await ear.expect(lambda signal: signal.queue == "mail")
+        for listener in notifications:
+            await listener.expect(lambda signal: signal.queue == "mail")
 
 
 async def test_a_listener_for_further_hints_gets_them_too(postgres, database):
@@ -89,11 +89,11 @@ async def test_a_listener_for_further_hints_gets_them_too(postgres, database):
 
 async def test_without_listen_listeners_are_notified_at_intervals(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database, listen=0)) as other:
-        ear = InboxChannel()
-        stop = other.listen(ear, {Hint.READY})
+        listener = InboxChannel()
+        stop = other.listen(listener, {Hint.READY})
         await fill(store, 1)
-        ear.signals.clear()
-        await ear.expect(lambda signal: signal.hint is Hint.READY)
+        listener.signals.clear()
+        await listener.expect(lambda signal: signal.hint is Hint.READY)
         stop()
 
 
@@ -112,14 +112,14 @@ def test_many_ended_jobs_are_one_notification_of_bounded_length():
 async def test_the_growth_of_the_log_is_part_of_the_next_hint(postgres, database):
     """Only readers of the log are notified of a claim, and later: so a quick job costs one notification."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
-        ear = InboxChannel()
-        stop = other.listen(ear, {Hint.DONE})
-        await ear.expect(lambda signal: not signal.queue)  # It listens from now on.
+        listener = InboxChannel()
+        stop = other.listen(listener, {Hint.DONE})
+        await listener.expect(lambda signal: not signal.queue)  # It listens from now on.
         await store.enqueue([new("a")])
         await quiet(store)
         sent = spied(store)
         await complete(store, await claim(store, 1))
-        await ear.expect(lambda signal: signal.id == "a")
+        await listener.expect(lambda signal: signal.id == "a")
         await quiet(store)
         assert "notify" not in sent
         stop()

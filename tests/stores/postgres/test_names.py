@@ -34,8 +34,8 @@ async def test_hints_of_one_schema_do_not_reach_another(postgres, database):
             await other.enqueue([new("x", queue=f"q{number}")])
         for number, name in enumerate(names):
             await eventually(lambda n=number, name=name: any(signal.queue == f"q{n}" for signal in heard[name]))
-        told = {name: {signal.queue for signal in heard[name]} - {""} for name in names}
-        assert told == {name: {f"q{n}"} for n, name in enumerate(names)}
+        reported = {name: {signal.queue for signal in heard[name]} - {""} for name in names}
+        assert reported == {name: {f"q{n}"} for n, name in enumerate(names)}
         for stop in stops:
             stop()
     finally:

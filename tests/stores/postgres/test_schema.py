@@ -1,4 +1,4 @@
-"""The schema is made once, by several starters at once, and told from one that is not ours."""
+"""The schema is made once, by several starters at once. One that is not ours is recognised."""
 
 import asyncio
 

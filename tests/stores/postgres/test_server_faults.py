@@ -1,6 +1,6 @@
 """The server fails in all the ways a server does, under load, again and again, and comes back.
 
-    a backend is killed         the server ends all others, recovers, and says 57P03 to whoever comes meanwhile
+    a backend is killed         the server ends all others, recovers, and answers 57P03 to new connections meanwhile
     the whole server is killed  SIGKILL to all its processes; what it had flushed is there again
     an immediate shutdown       SIGQUIT: connections end with 57P01 or without a word, the next start recovers
     a fast shutdown             SIGINT: 57P01
@@ -12,7 +12,7 @@ Invariants verified:
 - no acknowledged enqueue is lost, and none is doubled [ENQ-1, ENQ-8]
 - no acknowledged completion is undone, and its job never runs again [STATE-2]
 - leases never overlap, attempts and tokens are exact over all the lives of the server [CLAIM-1, RETRY-1, LEASE-5]
-- workers, producers and waiters go on by themselves, nobody restarts them
+- workers, producers and waiters go on by themselves, without a restart
 """
 
 import asyncio
@@ -90,7 +90,7 @@ async def test_no_acknowledged_change_is_lost_or_undone(durable, zygote, log, fa
     workers = [await zygote.start(url, log=log, lease_s=1, concurrency=5) for _ in range(2)]
     await under_way(log, producers, workers)
     for _ in range(FAULTS):
-        # Under way again: everybody has found the server by himself.
+        # Under way again: every process has found the server by itself.
         before = len(notes(log, "queued")), len(notes(log, "completed"))
         more = chance.randint(20, 60)
         await eventually(lambda before=before, more=more: len(notes(log, "queued")) > before[0] + more, patience_s=60)
@@ -98,7 +98,7 @@ async def test_no_acknowledged_change_is_lost_or_undone(durable, zygote, log, fa
         await asyncio.to_thread(strike, fault, durable, chance)
     before = len(notes(log, "queued"))
     await eventually(lambda: len(notes(log, "queued")) > before + 20, patience_s=60)
-    assert not any(map(zygote.has_ended, [*producers, *workers])), "somebody did not survive"
+    assert not any(map(zygote.has_ended, [*producers, *workers])), "a process did not survive"
     await end_gently(zygote, *producers)
     async with Queue(url, tenant="acme") as queue:
         store = queue.store
@@ -109,7 +109,7 @@ async def test_no_acknowledged_change_is_lost_or_undone(durable, zygote, log, fa
         queued = [id_ for id_, *_ in notes(log, "queued")]
         assert len(queued) == len(set(queued))
         assert set(queued) <= set(jobs), "an acknowledged enqueue was lost"
-        # Each producer may have been at one more when it was told to end.
+        # Each producer may have been at one more when it was asked to end.
         assert len(jobs) <= len(queued) + len(producers)
         for id_, _, token, _ in notes(log, "completed"):
             assert jobs[id_].token == token, f"the acknowledged completion of {id_} was undone"

@@ -1,4 +1,4 @@
-"""EVENT-2, TENANT-5: the log is shared by level, and what tenants keep is counted, whoever prunes and reads beside it.
+"""EVENT-2, TENANT-5: the log is shared by level, and what tenants keep is counted, beside prunes and reads.
 
 Invariants verified:
 - several pruners, one that dies between two steps, and readers in between lose nothing and count nothing twice
@@ -48,7 +48,7 @@ async def write(store, rng, count, start):
         done += size
 
 
-def told(events):
+def reported(events):
     return [(event.tenant, event.job_id, event.offset) for event in events]
 
 
@@ -81,7 +81,7 @@ async def test_several_pruners_trim_the_log_to_its_level_and_no_further(postgres
             assert len(kept) == len(written) - gone <= keep
             for tenant, mine in by_tenant.items():
                 left = [e for e in kept if e.tenant == tenant]
-                assert told(left) == told(mine[len(mine) - len(left) :])
+                assert reported(left) == reported(mine[len(mine) - len(left) :])
                 assert (await store.usage(tenant)).events == len(left)
                 assert len(left) == len(mine) or len(left) >= most
             assert sorted(kept, key=lambda e: parse_offset(e.offset)) == kept
@@ -157,7 +157,7 @@ async def test_kept_events_of_an_earlier_epoch_are_read_before_the_next(postgres
         await store.enqueue([new(f"flood-{n}", "globex") for n in range(30, 60)])
         await store.prune(10)
         events, gaps = await every_page(store, "acme", start)
-        assert told(events)[:2] == [one for one in told(before) if one[0] == "acme"]
+        assert reported(events)[:2] == [one for one in reported(before) if one[0] == "acme"]
         assert ([event.job_id for event in events], gaps) == (["a", "b", "c"], [])
         everything, gaps = await every_page(store, None, start)
         assert sum(event.tenant == "globex" for event in everything) == 7
@@ -201,7 +201,7 @@ async def looks(store, table):
         if head.startswith("duration"):
             found(json.loads(plan)["Plan"])
 
-    async def told():
+    async def reported():
         connection = await connect()
         await connection.execute(
             "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_analyze = on;"
@@ -211,7 +211,7 @@ async def looks(store, table):
         connection.add_log_listener(lambda _, said: note(said.message))
         return connection
 
-    store._client.connect = told
+    store._client.connect = reported
     store._client.drop_idle()
     return seen
 
@@ -221,7 +221,7 @@ async def live(store, rng, n):
     policy = rng.choice(("ttl", "forever", "until_terminal"))
     keyed = new(f"keyed-{n}", idempotency=IdempotencyKey(f"key-{n % 7}", policy, 1))
     await store.enqueue([new(f"{n}-{m}", rng.choice(TENANTS), rng.choice(("mail", "bulk"))) for m in range(6)])
-    await store.enqueue([new(f"lone-{n}", result_ttl_ms=0)])
+    await store.enqueue([new(f"single-{n}", result_ttl_ms=0)])
     await store.enqueue([keyed])
     await complete(store, (await claim(store, 3))[1:])
     await complete(store, await claim(store, 1, "globex"))

@@ -1,7 +1,7 @@
 """A pool of two connections, whatever is asked of it. [LEASE-4]
 
 Invariants verified:
-- callers that get none are told so, with what to do about it
+- callers that get none get an error that says what to do about it
 - renewals and signs of life go on: a worker with jobs that run longer than their lease keeps them
 """
 
@@ -35,7 +35,7 @@ async def test_a_worker_keeps_its_leases_while_a_hundred_callers_wait(postgres, 
         running = asyncio.create_task(worker.run(signals=False))
         tickets = await beside.enqueue_many([sit.message(4) for _ in range(4)])
         await eventually(beside.stats, lambda stats: stats.counts[JobState.LEASED] == 4)
-        # Somebody's open transaction holds a job that a hundred callers want to end.
+        # Another open transaction has locked a job that a hundred callers want to end.
         await beside.store.enqueue([new("held")])
         held = await claim_one(beside.store)
         blocker = await asyncpg.connect(postgres.url(database))

@@ -1,6 +1,6 @@
 """Within one process turns and quotas are exact: then traces compare every claim with the memory store's.
 
-A few seeds; HOLDFAST_TRACES=100 runs so many.
+A few seeds; HOLDFAST_TRACES=100 runs 100.
 """
 
 import os

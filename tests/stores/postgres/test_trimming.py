@@ -242,7 +242,7 @@ async def test_reading_and_trimming_use_the_index_whatever_the_statistics(postgr
             if head.startswith("duration"):
                 seen.extend(scans(json.loads(plan)["Plan"]))
 
-        async def told():
+        async def reported():
             connection = await connect()
             await connection.execute(
                 "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_analyze = on;"
@@ -252,7 +252,7 @@ async def test_reading_and_trimming_use_the_index_whatever_the_statistics(postgr
             connection.add_log_listener(lambda _, said: note(said.message))
             return connection
 
-        store._client.connect = told
+        store._client.connect = reported
         store._client.drop_idle()
         for _ in range(8):  # The server plans anew for some calls, and then once for all.
             await store.events(None, None, 90)

@@ -1,7 +1,7 @@
 """A change that comes upon a job which was enqueued after it had taken its locks.
 
 Invariants verified:
-- whoever found no job to lock acts on none, whatever is there by the next statement [CANCEL-1, STATE-2, KEEP-1]
+- a call that found no job to lock acts on none, whatever is there by the next statement [CANCEL-1, STATE-2, KEEP-1]
 - a purge and a change of the result TTL reach the life of an id that they locked, and leave the next one alone [ENQ-2]
 - a write that does not reach what it means is rolled back, tried again, and raises if that goes on
 - an expired key that another job binds at this moment is not dropped by the pruner [ENQ-3]

@@ -61,13 +61,13 @@ async def test_a_hand_off_that_cannot_be_sent_is_released_at_once():
         server.sql("CREATE DATABASE stranger")
         url = server.url()
 
-        def offered():
+        def waiting_now():
             return answer_of(url, "SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")
 
         async with opened(url) as store, opened(url) as producer:
             await producer.enqueue([new("warm")])
             (job,) = (await store.claim(wish(1))).jobs
-            async with place(store, offered) as (post, came), filled(server.url("stranger")):
+            async with place(store, waiting_now) as (post, came), filled(server.url("stranger")):
                 (answer,) = await producer.enqueue([new("x", max_attempts=1)])
                 assert answer == Queued("x", JobState.READY)
                 assert came == []
@@ -94,10 +94,10 @@ async def test_a_producer_that_dies_before_it_releases_unsent_jobs_leaves_that_t
         server.sql("CREATE DATABASE stranger")
         url = server.url()
 
-        def offered():
+        def waiting_now():
             return answer_of(url, "SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")
 
-        async with opened(url) as store, opened(url) as producer, place(store, offered, limit=3) as (post, _):
+        async with opened(url) as store, opened(url) as producer, place(store, waiting_now, limit=3) as (post, _):
             async with filled(server.url("stranger")):
                 with monkeypatch.context() as patch:
                     patch.setattr(UnitOfWork, "save", dies)
@@ -108,12 +108,12 @@ async def test_a_producer_that_dies_before_it_releases_unsent_jobs_leaves_that_t
 
 
 @pytest.mark.parametrize("how", ["claims again", "leaves"])
-async def test_a_worker_releases_jobs_that_were_sent_and_did_not_arrive(url, offers, monkeypatch, how):
+async def test_a_worker_releases_jobs_that_were_sent_and_did_not_arrive(url, waiting_workers, monkeypatch, how):
     monkeypatch.setattr(core_waiters, "IN_FLIGHT_S", 0.0)
     arrived, take = [], offering.PostgresInbox._take
     monkeypatch.setattr(offering.PostgresInbox, "_take", lambda post, data: arrived.append((post, data)))
     async with opened(url) as store, opened(url) as producer:
-        async with place(store, offers) as (post, came):
+        async with place(store, waiting_workers) as (post, came):
             await producer.enqueue([new("x", max_attempts=1)])
             await eventually(lambda: arrived)
             if how == "claims again":
@@ -130,7 +130,7 @@ async def test_a_worker_releases_jobs_that_were_sent_and_did_not_arrive(url, off
     "how, cut_at", [("has no room", "withdraw_waiter"), ("leaves", "withdraw_waiter"), ("leaves", "find_leased")]
 )
 async def test_a_registration_withdrawn_twice_lists_its_handoffs_both_times(
-    url, offers, asked, monkeypatch, how, cut_at
+    url, waiting_workers, asked, monkeypatch, how, cut_at
 ):
     """The reply to the first one is lost with the queue_id, as is the job's message."""
     monkeypatch.setattr(core_waiters, "IN_FLIGHT_S", 0.0)
@@ -146,12 +146,12 @@ async def test_a_registration_withdrawn_twice_lists_its_handoffs_both_times(
         return found
 
     async with opened(url) as store, opened(url) as producer:
-        async with place(store, offers) as (post, _):
+        async with place(store, waiting_workers) as (post, _):
             await producer.enqueue([new("x", max_attempts=1)])
             await eventually(lambda: arrived)
             monkeypatch.setattr(client.AsyncpgSession, "rows", cut)
             if how == "has no room":
-                # Too short a lease to offer anything: it takes back all.
+                # Too short a lease to register: it withdraws.
                 await post.claim(wish(1, lease_ms=core_waiters.MIN_LEASE_MS - 1))
         assert lost == [cut_at]
         assert (await kinds(store, KEY))[:3] == ["enqueued", "claimed", "released"]
@@ -169,16 +169,18 @@ async def comes_back(post, id_):
 
 
 @pytest.mark.parametrize("between", ["an enqueue", "a prune"])
-async def test_a_worker_whose_connection_ended_releases_the_jobs_sent_to_it(url, offers, hang_up, monkeypatch, between):
+async def test_a_worker_whose_connection_ended_releases_the_jobs_sent_to_it(
+    url, waiting_workers, hang_up, monkeypatch, between
+):
     arrived = []
     monkeypatch.setattr(offering.PostgresInbox, "_take", lambda _, data: arrived.append(data))
-    async with opened(url) as store, opened(url) as producer, place(store, offers, limit=3) as (post, _):
+    async with opened(url) as store, opened(url) as producer, place(store, waiting_workers, limit=3) as (post, _):
         await producer.enqueue([new("x", max_attempts=1)])
         await eventually(lambda: arrived)
         number = post._channel.number
         assert await hang_up() == 1
         await eventually(lambda: post._channel.number not in (0, number))
-        # Nothing holds the lock of that offer any more.
+        # Nothing has the lock of that registration any more.
         await producer.enqueue([new("y")])
         assert await kinds(store, key("y")) == ["enqueued"]
         if between == "a prune":
@@ -192,10 +194,10 @@ async def test_a_worker_releases_jobs_sent_before_a_restart_of_the_server(monkey
     monkeypatch.setattr(offering.PostgresInbox, "_take", lambda _, data: arrived.append(data))
     with PostgresServer(durable=False) as server:
 
-        def offered():
+        def waiting_now():
             return answer_of(server.url(), "SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")
 
-        async with opened(server.url()) as store, place(store, offered, limit=3) as (post, _):
+        async with opened(server.url()) as store, place(store, waiting_now, limit=3) as (post, _):
             await store.enqueue([new("x", max_attempts=1)])
             await eventually(lambda: arrived)
             await asyncio.to_thread(server.restart)
@@ -203,11 +205,11 @@ async def test_a_worker_releases_jobs_sent_before_a_restart_of_the_server(monkey
             assert await kinds(store, KEY) == ["enqueued", "claimed", "released", "claimed"]
 
 
-async def test_a_worker_that_waits_during_a_restore_gets_an_error(url, offers, asked, monkeypatch):
+async def test_a_worker_that_waits_during_a_restore_gets_an_error(url, waiting_workers, asked, monkeypatch):
     """A restore has made the tables and has not filled them yet: there is not even a clock."""
     arrived = []
     monkeypatch.setattr(offering.PostgresInbox, "_take", lambda _, data: arrived.append(data))
-    async with opened(url) as store, place(store, offers, limit=1) as (post, _):
+    async with opened(url) as store, place(store, waiting_workers, limit=1) as (post, _):
         await store.enqueue([new("x", max_attempts=1)])
         await eventually(lambda: arrived)
         kept = await asked("DELETE FROM holdfast.meta RETURNING meta::text")

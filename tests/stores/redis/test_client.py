@@ -94,17 +94,7 @@ async def test_arguments_of_every_kind_arrive_as_text(client, prefix):
     assert await client.run(back, prefix, given, repeat=False) == ["é".encode(), b"\r\n", b"0", b"-5", b"2.5", b""]
 
 
-async def test_many_calls_run_and_answer_in_order(client, prefix, valkey):
-    valkey.command("SCRIPT", "FLUSH")
-    for first in (0, 100):
-        calls = [(prefix, [n]) for n in range(first, first + 100)]
-        assert await client.run_many(PUSH, calls, repeat=False) == list(range(first + 1, first + 101))
-    kept = await client.command(prefix, "LRANGE", prefix, 0, -1)
-    assert kept == [b"%d" % n for n in range(200)]
-    assert await client.run_many(PUSH, [], repeat=False) == []
-
-
-async def test_calls_stay_in_order_while_scripts_are_flushed(client, prefix, valkey):
+async def test_each_call_runs_once_while_scripts_are_flushed(client, prefix, valkey):
     other = client.sibling()
     stop = asyncio.Event()
 
@@ -114,8 +104,8 @@ async def test_calls_stay_in_order_while_scripts_are_flushed(client, prefix, val
             await other.command(b"", "SCRIPT", "LOAD", PUSH.text)
 
     task = asyncio.create_task(flush())
-    for start in range(0, 2000, 20):
-        await client.run_many(PUSH, [(prefix, [n]) for n in range(start, start + 20)], repeat=False)
+    for n in range(2000):
+        await client.run(PUSH, prefix, [n], repeat=False)
     stop.set()
     await task
     await other.close()
@@ -127,8 +117,6 @@ async def test_an_error_in_a_script_is_raised_with_its_text(client, prefix):
     broken = Script("return redis.error_reply('ERR out of cheese')")
     with pytest.raises(StoreUnavailable, match="out of cheese"):
         await client.run(broken, prefix, [], repeat=True)
-    with pytest.raises(StoreUnavailable, match="out of cheese"):
-        await client.run_many(broken, [(prefix, []), (prefix, [])], repeat=True)
 
 
 # Lost connections ---------------------------------------------------------------------------------------------
@@ -160,15 +148,6 @@ async def test_a_lost_call_is_repeated_once_only(far_client, prefix, proxy, valk
         await far_client.run(COUNT, prefix, [], repeat=True)
     assert proxy.counts.replies_cut == 2
     assert valkey.command("GET", prefix) == "3"
-
-
-async def test_pipelined_calls_are_lost_together(far_client, prefix, proxy, valkey):
-    calls = [(prefix, [])] * 5
-    await far_client.run_many(COUNT, calls, repeat=False)
-    proxy.cut_replies(when=b"EXEC")
-    with pytest.raises(StoreUnavailable):
-        await far_client.run_many(COUNT, calls, repeat=False)
-    assert valkey.command("GET", prefix) == "10"
 
 
 async def test_after_a_timeout_nothing_is_sent_again(far_url, prefix, proxy, valkey):
@@ -347,7 +326,7 @@ async def test_passwords_are_used_and_their_absence_is_explained(prefix):
             await client.command(b"", "ACL", "SETUSER", "bob", "on", ">secret", "~*", "+get")
         async with connected(f"redis://ann:secret@{place}/3") as client:
             assert await client.command(prefix, "GET", prefix) == b"x"
-            assert await client.config_get("maxmemory-policy") is None
+            assert [setting for _, setting in await client.each("CONFIG", "GET", "maxmemory-policy")] == [None]
             assert [info for _, info in await client.info()] == [{}]
         async with connected(f"redis://bob:secret@{place}") as client:
             assert await client.command(prefix, "GET", prefix) is None
@@ -371,8 +350,9 @@ async def test_a_password_for_a_server_without_one_is_explained(valkey):
 async def test_a_full_server_says_what_to_do(prefix):
     with ValkeyServer(maxmemory="3mb") as server:
         async with connected(server.url()) as client:
+            fills = (client.run(FILL, f"{prefix}{n}", ["x" * 1_000_000], repeat=True) for n in range(10))
             with pytest.raises(StoreUnavailable, match="raise its maxmemory"):
-                await client.run_many(FILL, [(f"{prefix}{n}", ["x" * 1_000_000]) for n in range(10)], repeat=True)
+                await asyncio.gather(*fills)
             assert await client.run(ECHO, prefix, ["a"], repeat=False) == b"a"
 
 
@@ -381,8 +361,6 @@ async def test_a_replica_is_unavailable_for_writing(valkey, prefix):
         async with connected(replica.url()) as client:
             with pytest.raises(StoreUnavailable, match="replica"):
                 await client.run(COUNT, prefix, [], repeat=False)
-            with pytest.raises(StoreUnavailable, match="replica"):
-                await client.run_many(COUNT, [(prefix, [])] * 3, repeat=False)
 
 
 async def test_a_server_stuck_in_a_script_is_busy(prefix):
@@ -505,7 +483,7 @@ async def test_a_cluster_serves_every_key(cluster, prefix):
         assert [await client.run(COUNT, key, [], repeat=False) for key in keys] == [1] * 50
         for node in cluster.nodes:
             node.command("SCRIPT", "FLUSH")
-        assert await client.run_many(COUNT, [(key, []) for key in keys * 2], repeat=False) == [2] * 50 + [3] * 50
+        assert [await client.run(COUNT, key, [], repeat=False) for key in keys * 2] == [2] * 50 + [3] * 50
         assert len(await client.info()) == 3
         owners = await client.slot_owners(keys)
         assert {name for _, name in owners} == {f"{HOST}:{node.port}" for node in cluster.nodes}
@@ -520,9 +498,9 @@ async def test_a_slot_that_moved_is_followed(cluster, prefix):
         assert await client.run(COUNT, prefix, [], repeat=False) == 1
         cluster.move_slot(slot, target)
         assert await client.run(COUNT, prefix, [], repeat=False) == 2
-        assert await client.run_many(COUNT, [(prefix, [])] * 2, repeat=False) == [3, 4]
+        assert await client.run(COUNT, prefix, [], repeat=False) == 3
         cluster.move_slot(slot, source)
-        assert await client.run_many(COUNT, [(prefix, [])] * 2, repeat=False) == [5, 6]
+        assert await client.run(COUNT, prefix, [], repeat=False) == 4
         cluster.wait()
 
 
@@ -568,8 +546,6 @@ async def test_a_script_does_not_begin_while_its_slot_moves(cluster, prefix, key
         try:
             with pytest.raises(StoreUnavailable, match="moving to another node"):
                 await client.run(empty, key, [], repeat=False)
-            with pytest.raises(StoreUnavailable, match="moving to another node"):
-                await client.run_many(empty, [(key, [])] * 2, repeat=False)
             assert source.command("GET", key) == "before"
         finally:
             source.command("CLUSTER", "SETSLOT", slot, "STABLE")
@@ -616,7 +592,7 @@ async def test_a_store_can_use_a_given_cluster_client(cluster, prefix):
     async with RedisCluster(host=HOST, port=cluster.nodes[1].port) as redis_py:
         client = RedisClient.of_redis_py(redis_py)
         assert client.is_cluster
-        assert await client.run_many(COUNT, [(f"{prefix}{n}", []) for n in range(20)], repeat=False) == [1] * 20
+        assert [await client.run(COUNT, f"{prefix}{n}", [], repeat=False) for n in range(20)] == [1] * 20
         await client.close()
         assert await redis_py.get(f"{prefix}7") == b"1"
 

@@ -37,20 +37,20 @@ async def test_flushed_scripts_do_not_affect_single_jobs(valkey, url, queue, sto
     assert {job.attempts for job in jobs.values()} == {1}
 
 
-async def test_waiter_tables_expire(store, valkey, prefix, offers):
-    async with place(store, offers, queues=("mail", "news")):
+async def test_waiter_tables_expire(store, valkey, prefix, waiting_workers):
+    async with place(store, waiting_workers, queues=("mail", "sms")):
         tables = valkey.command("KEYS", f"{prefix}:*:o:*")
         assert len(tables) == 2
         for name in tables:
             assert 0 < valkey.command("PTTL", name) <= 600_000
-    assert await offers() == 0
+    assert await waiting_workers() == 0
 
 
-async def test_a_registration_ends_even_without_a_subscription(store, url, valkey, offers, heard):
+async def test_a_registration_ends_even_without_a_subscription(store, url, valkey, waiting_workers, heard):
     """A worker that is full is sent no more jobs when it is subscribed again."""
     near = await open_store(url)
     try:
-        async with place(store, offers) as (inbox, came):
+        async with place(store, waiting_workers) as (inbox, came):
             valkey.command("CLIENT", "KILL", "TYPE", "pubsub")
             await eventually(lambda: not inbox._listener.is_subscribed(inbox._channel), every_s=0.001)
             await near.enqueue([new("a"), new("b")])
@@ -65,18 +65,18 @@ async def test_a_registration_ends_even_without_a_subscription(store, url, valke
         await near.close()
 
 
-async def test_a_registration_is_ended_in_every_table(store, valkey, prefix, offers):
+async def test_a_registration_is_ended_in_every_table(store, valkey, prefix, waiting_workers):
     """One table has lost it, as after an enqueue that found no subscriber."""
-    queues = ("mail", "news")
-    async with place(store, offers, queues=queues) as (inbox, came):
+    queues = ("mail", "sms")
+    async with place(store, waiting_workers, queues=queues) as (inbox, came):
         [first] = valkey.command("KEYS", f"{prefix}:*:o:*mail")
         valkey.command("DEL", first)
         await store.enqueue([new("a"), new("b")])
         jobs = []
         while len(jobs) < 2:
             jobs += (await inbox.claim(wish(2 - len(jobs), queues=queues))).jobs
-        await store.enqueue([new("c", queue="news")])
-        [found] = await store.get([key("c", queue="news")])
+        await store.enqueue([new("c", queue="sms")])
+        [found] = await store.get([key("c", queue="sms")])
         assert found.state is JobState.READY
         assert came == []
         await store.finish([complete(found) for found in jobs])
@@ -139,9 +139,9 @@ def intercepted(inbox):
     inboxes[inbox._channel] = receive
 
 
-async def test_a_job_that_does_not_arrive_is_released_and_its_message_ignored(store, offers, monkeypatch):
+async def test_a_job_that_does_not_arrive_is_released_and_its_message_ignored(store, waiting_workers, monkeypatch):
     monkeypatch.setattr(handoff, "IN_FLIGHT_S", 0.0)
-    async with place(store, offers) as (inbox, came):
+    async with place(store, waiting_workers) as (inbox, came):
         with intercepted(inbox) as kept:
             await store.enqueue([new("a", max_attempts=1)])
             await eventually(lambda: kept)
@@ -154,8 +154,8 @@ async def test_a_job_that_does_not_arrive_is_released_and_its_message_ignored(st
         assert answer.state is JobState.COMPLETED
 
 
-async def test_a_claim_that_lists_a_lost_job_says_when_to_claim_again(store, offers):
-    async with place(store, offers, limit=1) as (inbox, _):
+async def test_a_claim_that_lists_a_lost_job_says_when_to_claim_again(store, waiting_workers):
+    async with place(store, waiting_workers, limit=1) as (inbox, _):
         with intercepted(inbox) as kept:
             await store.enqueue([new("a")])
             await eventually(lambda: kept)
@@ -164,9 +164,9 @@ async def test_a_claim_that_lists_a_lost_job_says_when_to_claim_again(store, off
             assert claimed.now < claimed.next_at <= claimed.now + 1000 * IN_FLIGHT_S
 
 
-async def test_a_lost_job_is_listed_again_if_the_reply_is_lost(store, offers, monkeypatch):
+async def test_a_lost_job_is_listed_again_if_the_reply_is_lost(store, waiting_workers, monkeypatch):
     monkeypatch.setattr(handoff, "IN_FLIGHT_S", 0.0)
-    async with place(store, offers) as (inbox, _):
+    async with place(store, waiting_workers) as (inbox, _):
         with intercepted(inbox) as kept:
             await store.enqueue([new("a")])
             await eventually(lambda: kept)
@@ -186,10 +186,10 @@ async def test_a_lost_job_is_listed_again_if_the_reply_is_lost(store, offers, mo
         assert [(found.id, found.attempts) for found in jobs] == [("a", 1)]
 
 
-async def test_a_release_that_failed_is_tried_again(store, offers, monkeypatch):
+async def test_a_release_that_failed_is_tried_again(store, waiting_workers, monkeypatch):
     """Also if the message arrives meanwhile: the server may have released the job."""
     monkeypatch.setattr(handoff, "IN_FLIGHT_S", 0.0)
-    async with place(store, offers) as (inbox, came):
+    async with place(store, waiting_workers) as (inbox, came):
         with intercepted(inbox) as kept:
             await store.enqueue([new("a")])
             await eventually(lambda: kept)
@@ -208,9 +208,9 @@ async def test_a_release_that_failed_is_tried_again(store, offers, monkeypatch):
         assert (found.id, found.attempts) == ("a", 1)
 
 
-async def test_a_worker_that_leaves_releases_jobs_that_did_not_arrive(store, offers, monkeypatch):
+async def test_a_worker_that_leaves_releases_jobs_that_did_not_arrive(store, waiting_workers, monkeypatch):
     monkeypatch.setattr(handoff, "IN_FLIGHT_S", 0.01)
-    async with place(store, offers) as (inbox, _):
+    async with place(store, waiting_workers) as (inbox, _):
         with intercepted(inbox) as kept:
             await store.enqueue([new("a")])
             await eventually(lambda: kept)
@@ -220,11 +220,11 @@ async def test_a_worker_that_leaves_releases_jobs_that_did_not_arrive(store, off
 
 
 async def test_a_worker_that_leaves_releases_a_lost_job_though_a_reply_is_lost(
-    proxy, far, store, offers, valkey, monkeypatch
+    proxy, far, store, waiting_workers, valkey, monkeypatch
 ):
     monkeypatch.setattr(handoff, "IN_FLIGHT_S", 0.01)
     valkey.command("SCRIPT", "LOAD", SCRIPTS["claim"].text)
-    async with place(far, offers) as (inbox, _):
+    async with place(far, waiting_workers) as (inbox, _):
         with intercepted(inbox) as kept:
             await store.enqueue([new("a", max_attempts=1)])
             await eventually(lambda: kept)
@@ -235,8 +235,8 @@ async def test_a_worker_that_leaves_releases_a_lost_job_though_a_reply_is_lost(
         assert (found.state, found.attempts) == (JobState.READY, 0)
 
 
-async def test_the_server_lists_jobs_handed_off_until_the_worker_knows(store, offers, valkey, prefix):
-    async with place(store, offers, limit=4) as (inbox, came):
+async def test_the_server_lists_jobs_handed_off_until_the_worker_knows(store, waiting_workers, valkey, prefix):
+    async with place(store, waiting_workers, limit=4) as (inbox, came):
         name = f"{prefix}:{{0}}:i:{inbox._channel.decode()}"
         for count in (1, 2):
             await store.enqueue([new(f"{count}")])

@@ -37,7 +37,7 @@ async def test_no_acknowledged_change_is_lost_or_undone(durable, zygote, url, lo
     workers = [await zygote.start(url, log=log, lease_s=1, concurrency=5) for _ in range(2)]
     await under_way(log, producers, workers)
     for _ in range(KILLS):
-        # Under way again: everybody has found the server by himself.
+        # Under way again: every process has found the server by itself.
         before = len(notes(log, "queued")), len(notes(log, "completed"))
         more = chance.randint(20, 60)
         await eventually(lambda before=before, more=more: len(notes(log, "queued")) > before[0] + more)
@@ -58,7 +58,7 @@ async def test_no_acknowledged_change_is_lost_or_undone(durable, zygote, url, lo
         queued = [id_ for id_, *_ in notes(log, "queued")]
         assert len(queued) == len(set(queued))
         assert set(queued) <= set(jobs), "an acknowledged enqueue was lost"
-        # Each producer may have been at one more when it was told to end.
+        # Each producer may have been at one more when it was asked to end.
         assert len(jobs) <= len(queued) + len(producers)
         for id_, _, token, _ in notes(log, "completed"):
             assert jobs[id_].token == token, f"the acknowledged completion of {id_} was undone"

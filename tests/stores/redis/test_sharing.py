@@ -161,8 +161,8 @@ async def test_each_tenant_always_keeps_its_last_events(server, prefix, monkeypa
         # Nothing of this is trimmed before it is read.
         fresh, _ = await events_of(store, None, after)
         for event in fresh:
-            written[event.tenant].append(told(event))
-        log += map(told, fresh)
+            written[event.tenant].append(reported(event))
+        log += map(reported, fresh)
         after = (await store.events(None, after, 10_000)).next
         offsets.append(after)
         if chance.random() < 0.3:
@@ -175,7 +175,7 @@ async def test_each_tenant_always_keeps_its_last_events(server, prefix, monkeypa
         lost = {}
         left = set()
         for tenant in tenants:
-            found = [told(event) for event in (await events_of(store, tenant))[0]]
+            found = [reported(event) for event in (await events_of(store, tenant))[0]]
             assert found == written[tenant][len(written[tenant]) - len(found) :]
             assert (await store.usage(tenant)).events == len(found)
             lost[tenant] = len(written[tenant]) - len(found)
@@ -187,7 +187,7 @@ async def test_each_tenant_always_keeps_its_last_events(server, prefix, monkeypa
     await store.close()
 
 
-def told(event):
+def reported(event):
     return event.tenant, event.job_id, event.number
 
 
@@ -206,8 +206,8 @@ async def check_all(store, after, left):
         except EventsTrimmed as gap:
             assert tenant in names
             own, _ = await events_of(store, tenant, gap.to)
-        assert [told(event) for event in found if event.tenant == tenant] == list(map(told, own))
-    assert set(map(told, found)) <= left
+        assert [reported(event) for event in found if event.tenant == tenant] == list(map(reported, own))
+    assert set(map(reported, found)) <= left
 
 
 async def test_usage_reads_a_bounded_number_of_queues(store, valkey):

@@ -125,7 +125,7 @@ class Processes(ExitStack):
         process = subprocess.Popen([*COMMAND, *args], stdin=theirs, stdout=theirs, stderr=theirs, env=env)
         os.close(theirs)
         read = b""
-        # Linux says EIO when nobody has the other end open any more.
+        # Linux says EIO when the other end is closed.
         with suppress(OSError):
             while select.select([ours], [], [], 60)[0] and (part := os.read(ours, 65536)):
                 read += part

@@ -3,6 +3,7 @@ import sqlite3
 import pytest
 
 from holdfast.core.job import JobState
+from holdfast.stores.memory.store import CAPABILITIES
 from holdfast.testing import conformance
 from holdfast.testing.conformance import certificate, rules
 from holdfast.testing.conformance.expect import expect_equal
@@ -50,6 +51,7 @@ def test_a_rule_that_is_not_held_is_shown_with_its_reason_and_fails(cli, suite):
     assert answer.code == 1
     assert "ENQ-2 is not held: two is three" in answer.out
     assert "does NOT keep the contract: 1 of 2 checks held." in answer.out
+    assert "durable" in CAPABILITIES.notes, "printing the notes must not take them from the store"
 
 
 def test_a_certificate_for_programs(cli, suite):
@@ -89,7 +91,7 @@ def test_a_warning_is_no_failure_and_has_a_cure(cli):
 def test_a_store_that_does_not_open_is_a_bad_finding(cli, place):
     (place / "other").mkdir()
     with sqlite3.connect(place / "other" / "holdfast.db") as other:
-        other.execute("CREATE TABLE somebody_elses (x)")
+        other.execute("CREATE TABLE other_data (x)")
     other.close()
     answer = cli("doctor", f"file:{place}/other", "--json")
     assert answer.code == 1

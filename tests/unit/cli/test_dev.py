@@ -9,12 +9,12 @@ import subprocess
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("nobody")
+pytestmark = pytest.mark.usefixtures("no_variables")
 CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 
 
 @pytest.fixture
-def nobody(monkeypatch):
+def no_variables(monkeypatch):
     monkeypatch.delenv("HOLDFAST_TENANT")
 
 

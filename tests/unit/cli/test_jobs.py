@@ -263,7 +263,7 @@ def test_a_payload_in_an_unknown_codec_does_not_break_a_list(cli, url):
 
     async def enqueue():
         store = await open_store(url)
-        await store.enqueue([NewJob(JobKey("acme", "default", "odd"), Envelope("x", b"?", codec="nobody-has-it"))])
+        await store.enqueue([NewJob(JobKey("acme", "default", "odd"), Envelope("x", b"?", codec="unknown"))])
         await store.close()
 
     asyncio.run(enqueue())

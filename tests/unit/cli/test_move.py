@@ -77,7 +77,7 @@ def test_a_move_reports_what_it_moved_and_what_stays(cli, filled, target):
 def test_errors_of_a_move_have_their_exit_codes(cli, filled, target, url):
     for args, code, said in (
         ((filled, filled), 2, "is SRC itself"),
-        ((filled, target, "--tenant", "nobody"), 2, "no jobs or settings of 'nobody'"),
+        ((filled, target, "--tenant", "absent"), 2, "no jobs or settings of 'absent'"),
         (("file:./mistyped", target), 1, "mistyped"),
         ((filled, "redis://127.0.0.1:1"), 1, "The store is DST, redis://127.0.0.1:1"),
         ((filled, target, "--wait", "soon"), 2, "is not a duration"),

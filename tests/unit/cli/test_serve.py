@@ -12,7 +12,7 @@ import pytest
 from holdfast.testing.processes import free_port
 from tests.unit.cli.support import read_until
 
-KEY = "a shared key that is long enough for everybody here"
+KEY = "a shared key that is long enough for all tests here"
 ENV = {"HOLDFAST_JWT_HS256_KEY": KEY}
 
 
@@ -125,6 +125,10 @@ def test_tokens_are_revoked_listed_and_restored(cli):
     assert "one of --jti" in cli("token", "revoke", "--tenant", "acme").err
     assert "one of --jti" in cli("token", "revoke", "--tenant", "acme", "--jti", "a", "--subject", "b").err
     assert "--scope" in cli("token", "--tenant", "acme").err
+    assert cli("token", "revoke", "--operator", "--subject", "ann").code == 0
+    assert "(operators)" in cli("token", "revoked").out
+    assert cli("token", "restore", "--operator", "--subject", "ann").code == 0
+    assert "not both" in cli("token", "revoke", "--operator", "--tenant", "acme", "--jti", "a").err
 
 
 def test_a_pair_of_keys_signs_and_checks(processes, tmp_path):

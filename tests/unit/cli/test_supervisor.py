@@ -30,7 +30,7 @@ def test_two_processes_finish_jobs_and_all_exit_with_0_on_sigterm(cli, processes
     assert len(pids(cli)) == 2
     assert supervisor.pid not in pids(cli)
     for pid in pids(cli):
-        # A URL may have a password in it, and everybody can see the arguments of a process.
+        # A URL may have a password in it, and every user can see the arguments of a process.
         shown = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], check=True, capture_output=True, text=True).stdout
         assert "python" in shown
         assert "4321" not in shown
@@ -88,7 +88,7 @@ def test_a_second_signal_does_not_wait_for_running_jobs(cli, processes, place):
 def test_when_the_supervisor_is_killed_its_processes_stop(cli, processes):
     supervisor = processes.start("worker", "shop", "--processes", "2")
     supervisor.wait_for("worker started", 2)
-    answer = supervisor.end(signal.SIGKILL)  # Reads standard error to its end: until nobody has it open.
+    answer = supervisor.end(signal.SIGKILL)  # Reads standard error to its end: until it is closed.
     assert answer.err.count("worker stopped") == 2
     assert pids(cli) == set()
 

@@ -132,8 +132,8 @@ def test_a_worker_whose_loop_is_blocked_does_not_live_until_it_turns_again(cli, 
     assert read_page(port, "/livez") == (200, "ok\n")
     cli("enqueue", "block", "--id", "j", "--payload", json.dumps({"path": str(pipe)}))
     with pipe.open("wb"):  # opens when the job has opened it
-        told = read_until(port, "/livez", lambda status, _: status == 503)
-        assert told.startswith("the event loop has stood still for")
+        reported = read_until(port, "/livez", lambda status, _: status == 503)
+        assert reported.startswith("the event loop has stood still for")
         assert read_page(port, "/readyz")[0] == 503
     assert read_until(port, "/livez", lambda status, _: status == 200) == "ok\n"
     assert cli("result", "j", "--wait", "30s").out == '"done"\n'

@@ -1,4 +1,4 @@
-"""What a second enqueue of an id or a key is told. [ENQ-2, ENQ-3, ENQ-8]"""
+"""The answer to a second enqueue of an id or a key. [ENQ-2, ENQ-3, ENQ-8]"""
 
 import pytest
 

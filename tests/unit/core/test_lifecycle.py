@@ -154,7 +154,7 @@ def test_the_last_ten_errors_are_kept():
         lifecycle.claim(job, number, NOW + LEASE, "w", NOW)
         before = job.errors
         lifecycle.finish(job, finish("retry", number, error=AttemptError("Boom", str(number)), delay_ms=0), NOW)
-        assert job.errors is not before  # Whoever holds an older copy of the record keeps its own list.
+        assert job.errors is not before  # An older copy of the record keeps its own list.
     assert [error.attempt for error in job.errors] == list(range(4, 14))
 
 

@@ -87,7 +87,7 @@ def test_outside_a_worker_nothing_happens(caplog):
     job = current_job()
     with caplog.at_level(logging.DEBUG):
         job.progress(0.5, "half")
-        job.log.bind(a=1).error("nobody hears this")
+        job.log.bind(a=1).error("this is lost")
     assert caplog.messages == []
     assert (job.id, job.attempt, job.fence, dict(job.headers)) == ("", 1, 0, {})
     assert not job.cancelled.is_set()

@@ -355,7 +355,7 @@ async def test_a_late_leader_does_not_change_the_steps_of_the_next(queue, verb):
     (job,) = await claim(queue, "default")
     if verb == "purge":
         await finish(queue, job)
-    await queue.store.cancel([Cancel(JobKey("acme", FLOWS, "f"))])  # Nobody is left who would cancel the steps.
+    await queue.store.cancel([Cancel(JobKey("acme", FLOWS, "f"))])  # No process is left to cancel the steps.
     await queue.purge("f", queue=FLOWS)
     await queue.start(flow())
     late = Held(queue.store, verb)

@@ -94,7 +94,7 @@ async def test_a_crash_before_the_release_makes_no_second_job(queue, ending):
     elif ending != "waits":
         (job,) = await claim(queue, "default")
         await finish(queue, job)
-    # Nobody is there for long: the lease is over, and so is what the job left.
+    # No process runs for long: the lease is over, and so is what the job left.
     await advance(queue, 24 * 60 * MINUTE if ending == "forgotten" else 31_000)
     await advance(queue, 6 * MINUTE)
     await queue.store.prune(100)

@@ -27,7 +27,7 @@ async def claimer(store):
     claimer.start()
     yield claimer
     claimer.close()
-    assert not claimer._lanes, "a bell was left behind"
+    assert not claimer._lanes, "a wake-up was left behind"
 
 
 def request(tenant="acme", *queues, limit=1):
@@ -89,7 +89,7 @@ async def test_one_job_wakes_one_of_many(claimer, store):
     for task in pending:
         task.cancel()
     await asyncio.wait(pending)
-    assert (len(done), len(calls)) == (1, 2), "the one that got it, and the next, who was told to look"
+    assert (len(done), len(calls)) == (1, 2), "the one that got it, and the next, which was notified"
 
 
 async def test_several_jobs_wake_as_many_claims(claimer, store):
@@ -119,11 +119,11 @@ async def test_only_claims_of_the_hinted_queue_are_woken(claimer, store):
 
 async def test_a_notification_is_passed_on_by_a_claim_that_ends(claimer, store):
     first, second = await waiting(claimer, request(), request())
-    first_bell = next(iter(claimer._lanes["acme", "default"]))
+    first_wakeup = next(iter(claimer._lanes["acme", "default"]))
     await enqueue(store, "x")
     # The first is rung, and leaves before it can look.
     claimer._on_hint(Signal(Hint.READY, "acme", "default"))
-    assert first_bell.notified
+    assert first_wakeup.notified
     first.cancel()
     assert [job.id for job in (await asyncio.wait_for(second, POLL_S / 2)).jobs] == ["x"]
     assert first.cancelled()

@@ -136,3 +136,23 @@ async def test_the_pages_over_hundreds_of_queues_cover_all_of_them(tmp_path):
             await queue.enqueue(1, id="job", queue=name)
         found = await all_pages(queue, limit=40)
         assert sorted(found) == [f"{name}/job" for name in names]
+
+
+@asynchronous
+async def test_a_purge_by_filter_leaves_a_newer_job_of_the_same_id_and_instant(monkeypatch):
+    async with memory_queue() as queue:
+        now = await queue.store.now()
+        monkeypatch.setattr(queue.store.clock, "now", lambda: now)
+        await queue.enqueue(1, id="a")
+        await run_one(queue, outcome="fail")
+        purge = queue.store.purge
+
+        async def late(items):
+            await queue.enqueue(2, id="a", replace_failed=True)
+            await run_one(queue, outcome="fail")
+            return await purge(items)
+
+        monkeypatch.setattr(queue.store, "purge", late)
+        step = await queue.purge_where()
+        assert (step.count, step.refused) == (0, {"not_found": 1})
+        assert (await queue.get("a")).state is JobState.FAILED

@@ -41,10 +41,10 @@ def test_the_metrics_server_answers_only_reads_of_metrics(port):
 
 
 def test_a_check_answers_with_its_problem():
-    problems = iter(["", "it stands still"])
+    problems = iter(["", "it is stuck"])
     port = exposition.serve("127.0.0.1", 0, lambda: b"", "text/plain", {"/livez": lambda: next(problems)})
     livez = GET.replace(b"/metrics", b"/livez?verbose")
-    for status, text in ((b"200", b"ok\n"), (b"503", b"it stands still\n")):
+    for status, text in ((b"200", b"ok\n"), (b"503", b"it is stuck\n")):
         answer = ask(port, livez)
         assert answer.startswith(b"HTTP/1.0 " + status)
         assert answer.endswith(b"\r\n\r\n" + text)

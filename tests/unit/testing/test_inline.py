@@ -126,7 +126,7 @@ async def test_a_job_for_the_process_executor_runs_inline():
 async def test_handlers_are_found_by_the_name_of_the_job_type():
     async with inline_queue(tenant="acme") as queue:
         ticket = await queue.enqueue(Message.raw({"a": 1, "b": 2}, "add"))
-        unknown = await queue.enqueue(Message.raw({}, "nobody.has.this"))
+        unknown = await queue.enqueue(Message.raw({}, "an.unknown.type"))
         await queue.drain()
         assert await ticket.wait() == 3
         assert (await unknown.refresh()).errors[0].type == "UnknownJobType"

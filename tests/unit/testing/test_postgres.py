@@ -115,7 +115,7 @@ def test_a_paused_server_accepts_connections_and_does_not_answer():
 
 def test_a_given_directory_is_kept():
     with tempfile.TemporaryDirectory() as parent:
-        Path(parent).chmod(0o755)  # Where the server's user may go, whoever runs the tests.
+        Path(parent).chmod(0o755)  # Where the server's user may go, whichever user runs the tests.
         directory = Path(parent) / "other"
         with PostgresServer(directory=directory, durable=False) as server:
             server.sql("CREATE TABLE kept AS SELECT 1 AS n")

@@ -39,7 +39,7 @@ def is_gone(pid):
     return False
 
 
-def nobody_listens(port):
+def is_unused(port):
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == errno.ECONNREFUSED
 
@@ -151,7 +151,7 @@ def test_a_server_ends_with_its_parent(how):
             if how != "ends":
                 parent.send_signal(signal.SIGKILL)
             parent.wait()
-            wait_until(lambda: nobody_listens(int(port)) and not Path(directory).exists(), "the end of the server")
+            wait_until(lambda: is_unused(int(port)) and not Path(directory).exists(), "the end of the server")
         finally:
             if int(fork):
                 os.kill(int(fork), signal.SIGKILL)

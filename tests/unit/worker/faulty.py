@@ -1,4 +1,4 @@
-"""A store that can be told to misbehave, and that counts what it was asked."""
+"""A store that misbehaves on demand and counts its calls."""
 
 import asyncio
 from collections import Counter, defaultdict, deque

@@ -66,7 +66,7 @@ async def async_and_wait(done: str, started: str) -> None:
 
 
 @job(executor="process")
-def deaf(started: str) -> None:
+def stubborn(started: str) -> None:
     _write(started, str(os.getpid()))
     end = time.monotonic() + 60
     while time.monotonic() < end:

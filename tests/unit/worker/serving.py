@@ -75,8 +75,8 @@ async def until(queue, ticket, wanted=TERMINAL, *, patience=60.0):
 
 def heard(worker):
     """The worker's callbacks in order: (name, job id)."""
-    told = []
+    reported = []
     for name in ("completed", "failed", "retrying", "canceled", "stalled"):
-        worker.on(name, lambda event: told.append((event.name, event.job.id)))
-    worker.on("error", lambda event: told.append(("error", type(event.error).__name__)))
-    return told
+        worker.on(name, lambda event: reported.append((event.name, event.job.id)))
+    worker.on("error", lambda event: reported.append(("error", type(event.error).__name__)))
+    return reported

@@ -17,18 +17,18 @@ def child(folder, way, number):
         os._exit(7)
     if way == "ends":
         return
-    told = threading.Event()
+    reported = threading.Event()
     signals = []
 
     def on_term(*_):
         signals.append(1)
-        Path(folder, f"told-{number}-{len(signals)}").touch()
-        if way != "deaf":
-            told.set()
+        Path(folder, f"signaled-{number}-{len(signals)}").touch()
+        if way != "stubborn":
+            reported.set()
 
     signal.signal(signal.SIGTERM, on_term)
     Path(folder, f"ready-{number}-{os.getpid()}").touch()
-    while not told.is_set():
+    while not reported.is_set():
         time.sleep(0.01)
     if way == "fails":
         sys.exit(3)

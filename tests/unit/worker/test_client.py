@@ -21,7 +21,7 @@ async def test_an_async_handler_enqueues_through_the_queue_of_its_job(queue):
     @job
     async def first() -> list[str]:
         me = current_job()
-        async with me.client as client:  # Its end takes it from nobody.
+        async with me.client as client:  # Its end takes it from no other worker.
             ticket = await client.enqueue(later.message(1), id="a")
         again = await me.enqueue(later.message(1), id="a")
         return [me.client.tenant, me.client.name, me.queue, ticket.status, again.status]
@@ -91,7 +91,7 @@ async def test_a_worker_for_all_tenants_enqueues_to_the_tenant_of_each_job(store
                 assert await queue.enqueue_and_wait(spread.message(), timeout=60) == tenant
                 assert (await queue.get("x", queue="later")).tenant == tenant
         gc.collect()
-        assert not worker._loop._runner._clients._queues, "queues that nobody uses are let go"
+        assert not worker._loop._runner._clients._queues, "unused queues are dropped"
 
 
 @pytest.mark.parametrize("definition", [process_jobs.enqueue_another, process_jobs.await_another])

@@ -26,22 +26,22 @@ LOOP_HANDLER = """
 async def main():
     async with Queue("memory:", tenant="acme") as queue:
         worker = Worker(queue, handler=print)
-        told = asyncio.Event()
+        signaled = asyncio.Event()
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, told.set)
+        loop.add_signal_handler(signal.SIGTERM, signaled.set)
         theirs = signal.getsignal(signal.SIGTERM)
         running = asyncio.ensure_future(worker.run())
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(told.wait(), 20)
+        await asyncio.wait_for(signaled.wait(), 20)
         await asyncio.sleep(0.05)
         print("runs", not running.done())
         await worker.stop()
         await running
         print("restored", signal.getsignal(signal.SIGTERM) == theirs)
-        told.clear()
+        signaled.clear()
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(told.wait(), 20)
+        await asyncio.wait_for(signaled.wait(), 20)
         print("theirs again")
 """
 

@@ -50,7 +50,7 @@ def quick(monkeypatch):
 
 
 async def new_instants(worker, count=5):
-    """Wait until the worker has left so many more instants of each kind."""
+    """Wait until the worker has left this many more instants of each kind."""
     seen = {"turned_at": set(), "reached_at": set()}
 
     def look():

@@ -84,23 +84,23 @@ async def test_a_blob_store_that_stays_down_fails_the_attempt(queue, blobs, monk
 async def test_the_blob_of_a_refused_outcome_is_deleted(queue, store, blobs):
     gate = store.hold("finish")
     async with serving(queue, large) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         await queue.enqueue(large.message(), id="x")
         await eventually(lambda: store.calls["finish"])
         assert len(blobs.kept) == 1
         await store.cancel([Cancel(JobKey("acme", "default", "x"))])
         gate.set()
-        await eventually(lambda: ("canceled", "x") in told)
+        await eventually(lambda: ("canceled", "x") in reported)
         await eventually(lambda: not blobs.kept)
 
 
 async def test_a_cancel_ends_the_writing_of_a_blob(queue, blobs):
     blobs.gate = asyncio.Event()
     async with serving(queue, large) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         ticket = await queue.enqueue(large.message(), id="x")
         await eventually(lambda: worker._loop.state.running)
         await ticket.cancel()
-        await eventually(lambda: ("canceled", "x") in told)
+        await eventually(lambda: ("canceled", "x") in reported)
         await eventually(lambda: not worker._loop.state.running)
     assert not blobs.kept

@@ -28,10 +28,10 @@ async def test_a_lease_is_renewed_while_an_async_handler_blocks_the_event_loop(q
         return current_job().attempt
 
     async with serving(queue, block, lease=1) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         ticket = await queue.enqueue(block.message(), id="x")
         assert await ticket.wait(timeout=60) == 1
-    assert told == [("completed", "x")]
+    assert reported == [("completed", "x")]
     assert store.calls["extend"] >= 2
 
 
@@ -69,12 +69,12 @@ async def test_a_canceled_handler_is_notified_and_can_clean_up(queue, kind):
         return "this counts no more"
 
     async with serving(queue, wait if kind == "async" else wait_in_thread, lease=120) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         ticket = await queue.enqueue(wait.message(), id="x")
         await started.wait()
         assert (await ticket.cancel()).status == "canceled"
         await eventually(cleaned.is_set)  # By the store's hint: the lease is renewed after 40 s.
-    assert told == [("canceled", "x")]
+    assert reported == [("canceled", "x")]
     assert (await queue.get("x")).state is JobState.CANCELED
 
 
@@ -106,11 +106,11 @@ async def test_a_cancel_noticed_before_its_job_arrives_takes_effect_at_once(tmp_
 
     async with Queue(url, tenant="acme") as queue:
         worker = Worker(queue, jobs=[wait, block], lease=120)
-        told = heard(worker)
+        reported = heard(worker)
         task = asyncio.create_task(worker.run(signals=False))
         await queue.enqueue_and_wait(block.message(), timeout=30)
         await eventually(cleaned.is_set)
-        await eventually(lambda: ("canceled", "x") in told)
+        await eventually(lambda: ("canceled", "x") in reported)
         await worker.stop()
         await task
         kinds = [event.kind async for event in queue.events() if event.job_id == "x"]
@@ -129,10 +129,10 @@ async def test_a_prefetched_job_that_is_canceled_is_never_started(queue):
     await queue.enqueue(wait.message(1), id="first")
     await queue.enqueue(wait.message(2), id="second")
     async with serving(queue, wait, concurrency=1, prefetch=1) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         await started.wait()
         await queue.cancel("second")
-        await eventually(lambda: ("canceled", "second") in told)
+        await eventually(lambda: ("canceled", "second") in reported)
         go_on.set()
         await queue.result("first", timeout=60)
     assert ran == [1]
@@ -155,7 +155,7 @@ async def test_a_lease_that_expired_in_the_store_ends_the_handler(queue, store):
         return "first"
 
     async with serving(queue, wait, lease=1) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         ticket = await queue.enqueue(wait.message(), id="x")
         await started.wait()
         await store.shift_clock(10_000)
@@ -164,7 +164,7 @@ async def test_a_lease_that_expired_in_the_store_ends_the_handler(queue, store):
             await ended.wait()
             assert await ticket.wait() == "second"
     assert runs == [1, 2]
-    assert sorted(told) == [("completed", "x"), ("stalled", "x")]
+    assert sorted(reported) == [("completed", "x"), ("stalled", "x")]
     assert [item.outcome for batch in store.batches["finish"] for item in batch] == ["complete"]
 
 
@@ -181,13 +181,13 @@ async def test_a_lease_that_cannot_be_renewed_ends_by_the_workers_clock(queue, s
 
     store.fail("extend", StoreUnavailable("gone"), times=1000)
     async with serving(queue, wait, lease=1) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         await queue.enqueue(wait.message(), id="x")
         await started.wait()
         async with asyncio.timeout(20):
             await ended.wait()
         assert store.calls["extend"] >= 1
-        assert ("stalled", "x") in told
+        assert ("stalled", "x") in reported
         store.heal()
         assert not store.batches["finish"]
 
@@ -206,13 +206,13 @@ async def test_a_lease_that_expired_during_a_suspend_is_over_at_the_resume(queue
 
     store.fail("extend", StoreUnavailable("gone"), times=1000)
     async with serving(queue, wait, lease=3600) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         await queue.enqueue(wait.message(), id="x")
         await started.wait()
         monkeypatch.setattr("holdfast.worker.heartbeat.boot_time", lambda: boot_time() + 7200)
         async with asyncio.timeout(10):
             await ended.wait()
-            await eventually(lambda: ("stalled", "x") in told)
+            await eventually(lambda: ("stalled", "x") in reported)
         assert not store.batches["finish"]
 
 
@@ -221,8 +221,9 @@ def test_leases_are_measured_by_a_clock_that_includes_suspends():
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before <= boot_time() <= time.clock_gettime(time.CLOCK_BOOTTIME)
     here = Path(holdfast.__file__).parent
-    measuring = [*here.glob("worker/*.py"), *here.glob("stores/*/offers.py"), here / "maintenance/coordinator.py"]
-    for path in measuring:
+    handoffs = [*here.glob("stores/*/handoff.py")]
+    assert handoffs
+    for path in [*here.glob("worker/*.py"), *handoffs, here / "maintenance/coordinator.py"]:
         for line in path.read_text(encoding="utf-8").splitlines():
             assert not ("monotonic()" in line and ("sent" in line or "until" in line)), f"{path.name}: {line}"
 
@@ -238,11 +239,11 @@ async def test_an_outcome_is_not_sent_after_its_lease_has_ended(queue, store):
     store.fail("finish", StoreUnavailable("gone"), times=1000)
     store.fail("extend", StoreUnavailable("gone"), times=1000)
     async with serving(queue, quick, lease=1) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         await queue.enqueue(quick.message(), id="x")
         async with asyncio.timeout(60):
             await done.wait()
-            await eventually(lambda: ("stalled", "x") in told)
+            await eventually(lambda: ("stalled", "x") in reported)
         store.heal()
         tried = store.calls["finish"]
         job_ = await until(queue, await queue.enqueue(quick.message(), id="y"))
@@ -262,11 +263,11 @@ async def test_a_hung_renewal_does_not_hide_the_end_of_the_lease(queue, store):
 
     gate = store.hold("extend")
     async with serving(queue, wait, lease=1) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         await queue.enqueue(wait.message(), id="x")
         async with asyncio.timeout(60):
             await ended.wait()
-        assert told == [("stalled", "x")]
+        assert reported == [("stalled", "x")]
         # The gate belongs to the loop of the heartbeat.
         worker._loop._heartbeat._loop.call_soon_threadsafe(gate.set)
 
@@ -279,7 +280,7 @@ async def test_a_handler_that_blocks_the_loop_is_not_renewed_past_its_timeout(qu
         time.sleep(2)  # noqa: ASYNC251
 
     async with serving(queue, block, lease=1) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         await queue.enqueue(block.message(), id="x")
-        await eventually(lambda: ("stalled", "x") in told)
+        await eventually(lambda: ("stalled", "x") in reported)
     assert store.calls["extend"] <= 2

@@ -1,4 +1,4 @@
-"""What a store is told about an exception."""
+"""What a store learns of an exception."""
 
 import asyncio
 import re

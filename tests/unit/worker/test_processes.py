@@ -67,13 +67,13 @@ async def test_the_death_of_a_child_fails_one_attempt(queue, how, type_, text):
 
 async def test_the_death_of_one_child_harms_no_other(queue, tmp_path):
     async with serving(queue, jobs.die, jobs.report_and_wait, shutdown_grace=0) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         started = tmp_path / "started"
         await queue.enqueue(jobs.report_and_wait.message(str(tmp_path / "done"), str(started)), id="other")
         await pid_in(started)
         await until(queue, await queue.enqueue(jobs.die.message("kill"), id="x"), patience=20)
         assert (await queue.get("other")).state is JobState.LEASED
-        assert told == [("failed", "x")]
+        assert reported == [("failed", "x")]
 
 
 async def test_retry_later_in_a_child_returns_the_attempt(queue):
@@ -93,13 +93,13 @@ async def test_progress_of_a_child_reaches_the_store(queue, tmp_path):
 async def test_a_canceled_child_cleans_up_and_ends(queue, tmp_path, definition):
     done, started = tmp_path / "done", tmp_path / "started"
     async with serving(queue, definition) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         ticket = await queue.enqueue(definition.message(str(done), str(started)), id="x")
         pid = await pid_in(started)
         await ticket.cancel()
         await eventually(lambda: not is_alive(pid))
         assert done.read_text() in ("True", "cleaned up")
-    assert told == [("canceled", "x")]
+    assert reported == [("canceled", "x")]
 
 
 async def test_a_child_past_its_timeout_is_ended(queue, tmp_path):
@@ -113,8 +113,8 @@ async def test_a_child_past_its_timeout_is_ended(queue, tmp_path):
 async def test_a_child_that_ignores_its_cancel_is_killed(queue, tmp_path, monkeypatch):
     monkeypatch.setattr("holdfast.worker.processes.TERM_S", 0.2)
     started = tmp_path / "started"
-    worker = Worker(queue, jobs=[jobs.deaf], shutdown_grace=0)
-    await queue.enqueue(jobs.deaf.message(str(started)), id="x")
+    worker = Worker(queue, jobs=[jobs.stubborn], shutdown_grace=0)
+    await queue.enqueue(jobs.stubborn.message(str(started)), id="x")
     async with run(worker):
         pid = await pid_in(started)
     assert not is_alive(pid)
@@ -124,8 +124,8 @@ async def test_a_child_that_ignores_its_cancel_is_killed(queue, tmp_path, monkey
 async def test_a_second_stop_does_not_wait_for_children(queue, tmp_path, monkeypatch):
     monkeypatch.setattr("holdfast.worker.processes.TERM_S", 60)
     started = tmp_path / "started"
-    worker = Worker(queue, jobs=[jobs.deaf], shutdown_grace=60)
-    await queue.enqueue(jobs.deaf.message(str(started)), id="x")
+    worker = Worker(queue, jobs=[jobs.stubborn], shutdown_grace=60)
+    await queue.enqueue(jobs.stubborn.message(str(started)), id="x")
     async with run(worker):
         pid = await pid_in(started)
         worker._loop.stop_now()
@@ -196,8 +196,8 @@ async def test_the_child_of_a_killed_worker_ends(tmp_path):
         "from tests.unit.worker import process_jobs as jobs\n"
         "async def main():\n"
         "    async with Queue('memory:', tenant='acme') as queue:\n"
-        f"        await queue.enqueue(jobs.deaf.message({str(tmp_path / 'started')!r}))\n"
-        "        await Worker(queue, jobs=[jobs.deaf]).run()\n"
+        f"        await queue.enqueue(jobs.stubborn.message({str(tmp_path / 'started')!r}))\n"
+        "        await Worker(queue, jobs=[jobs.stubborn]).run()\n"
         "asyncio.run(main())\n"
     )
     env = {**os.environ, "PYTHONPATH": str(Path.cwd())}

@@ -58,13 +58,13 @@ async def test_jobs_do_not_see_each_others_context_variables(queue):
     @job
     async def leak() -> str:
         before = seen.get()
-        seen.set("somebody")
+        seen.set("other")
         return before
 
     @job
     def leak_in_thread() -> str:
         before = seen.get()
-        seen.set("somebody")
+        seen.set("other")
         return before
 
     async with serving(queue, leak, leak_in_thread, concurrency=1):
@@ -86,7 +86,7 @@ async def test_an_exception_is_a_failed_attempt_with_its_traceback(queue):
         raise ValueError("no\x00t \ud800 good" + "x" * 5000)
 
     async with serving(queue, explode) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         job_ = await until(queue, await queue.enqueue(explode.message(), id="x"), JobState.RETRYING)
         [error] = job_.errors
         assert error.type == "ValueError"
@@ -96,7 +96,7 @@ async def test_an_exception_is_a_failed_attempt_with_its_traceback(queue):
         assert "runner.py" not in error.traceback
         assert len(error.traceback.encode()) <= 8192
         assert job_.attempts == 1
-    assert told == [("retrying", "x")]
+    assert reported == [("retrying", "x")]
 
 
 async def test_a_job_without_attempts_left_becomes_a_dead_letter(queue):
@@ -105,11 +105,11 @@ async def test_a_job_without_attempts_left_becomes_a_dead_letter(queue):
         raise ValueError(current_job().attempt)
 
     async with serving(queue, explode) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         job_ = await until(queue, await queue.enqueue(explode.message(), id="x"))
         assert (job_.state, job_.reason, job_.attempts) == (JobState.FAILED, "max_attempts", 3)
         assert [error.message for error in job_.errors] == ["1", "2", "3"]
-    assert told == [("retrying", "x"), ("retrying", "x"), ("failed", "x")]
+    assert reported == [("retrying", "x"), ("retrying", "x"), ("failed", "x")]
 
 
 async def test_permanent_fails_at_once(queue):

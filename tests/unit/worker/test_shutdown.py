@@ -72,7 +72,7 @@ async def test_after_the_grace_period_running_jobs_are_canceled_and_released(que
     assert await state_of(queue, "x") == (JobState.READY, 0)
 
 
-class Deaf:
+class Stubborn:
     """A handler in a thread that does not check whether it should stop."""
 
     def __init__(self):
@@ -88,18 +88,18 @@ class Deaf:
 async def test_a_thread_that_does_not_stop_keeps_its_lease_until_it_ends(queue, store, monkeypatch, caplog):
     """Released, it would run twice at a time. The stop waits for it, renews the lease and logs that."""
     monkeypatch.setattr("holdfast.worker.shutdown.END_S", 0.01)
-    deaf = Deaf()
+    stubborn = Stubborn()
     ticket = await queue.enqueue("charge a card", id="x")
-    worker = Worker(queue, handler=deaf, shutdown_grace=0, lease=1)
+    worker = Worker(queue, handler=stubborn, shutdown_grace=0, lease=1)
     running = asyncio.create_task(worker.run(signals=False))
-    await eventually(deaf.started.is_set)
+    await eventually(stubborn.started.is_set)
     stopping = asyncio.create_task(worker.stop())
     await eventually(lambda: "do not stop" in caplog.text)
     renewed = store.calls["extend"]
     await eventually(lambda: store.calls["extend"] > renewed + 3)
     assert await state_of(queue, "x") == (JobState.LEASED, 1)
     assert not stopping.done()
-    deaf.go_on.set()
+    stubborn.go_on.set()
     await asyncio.wait_for(asyncio.gather(stopping, running), 20)
     assert await ticket.wait(timeout=60) == "done"
 
@@ -107,10 +107,10 @@ async def test_a_thread_that_does_not_stop_keeps_its_lease_until_it_ends(queue, 
 @pytest.mark.parametrize("how", ["signal", "cancel"])
 async def test_a_second_stop_ends_the_worker_without_releasing_jobs_of_running_threads(queue, monkeypatch, caplog, how):
     monkeypatch.setattr("holdfast.worker.shutdown.END_S", 0.01)
-    deaf = Deaf()
+    stubborn = Stubborn()
     await queue.enqueue("charge a card", id="x")
-    running = asyncio.create_task(Worker(queue, handler=deaf, shutdown_grace=0).run())
-    await eventually(deaf.started.is_set)
+    running = asyncio.create_task(Worker(queue, handler=stubborn, shutdown_grace=0).run())
+    await eventually(stubborn.started.is_set)
     os.kill(os.getpid(), signal.SIGTERM)
     await eventually(lambda: "do not stop" in caplog.text)
     if how == "signal":
@@ -119,26 +119,26 @@ async def test_a_second_stop_ends_the_worker_without_releasing_jobs_of_running_t
         running.cancel()
     await asyncio.wait([running], timeout=20)
     assert running.done()
-    assert not deaf.ended.is_set()
+    assert not stubborn.ended.is_set()
     assert await state_of(queue, "x") == (JobState.LEASED, 1)
-    deaf.go_on.set()
-    assert await asyncio.to_thread(deaf.ended.wait, 20)
+    stubborn.go_on.set()
+    assert await asyncio.to_thread(stubborn.ended.wait, 20)
 
 
 async def test_a_job_canceled_during_the_stop_does_not_delay_it(queue, monkeypatch, caplog):
     monkeypatch.setattr("holdfast.worker.shutdown.END_S", 0.01)
-    deaf = Deaf()
+    stubborn = Stubborn()
     ticket = await queue.enqueue("charge a card", id="x")
-    worker = Worker(queue, handler=deaf, shutdown_grace=0)
+    worker = Worker(queue, handler=stubborn, shutdown_grace=0)
     running = asyncio.create_task(worker.run(signals=False))
-    await eventually(deaf.started.is_set)
+    await eventually(stubborn.started.is_set)
     stopping = asyncio.create_task(worker.stop())
     await eventually(lambda: "do not stop" in caplog.text)
     await ticket.cancel()
     await asyncio.wait_for(asyncio.gather(stopping, running), 20)
-    assert not deaf.ended.is_set()
-    deaf.go_on.set()
-    assert await asyncio.to_thread(deaf.ended.wait, 20)
+    assert not stubborn.ended.is_set()
+    stubborn.go_on.set()
+    assert await asyncio.to_thread(stubborn.ended.wait, 20)
 
 
 async def test_a_signal_stops_the_worker_and_earlier_handlers_are_restored(queue):

@@ -25,9 +25,9 @@ async def test_failed_claims_are_tried_again(queue, store, error):
 
     store.fail("claim", error, times=3)
     async with serving(queue, fine) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         assert await queue.enqueue_and_wait(fine.message(), timeout=60) == "ok"
-    assert told.count(("error", type(error).__name__)) == 3
+    assert reported.count(("error", type(error).__name__)) == 3
 
 
 @pytest.mark.parametrize("reply_lost", [False, True])
@@ -38,11 +38,11 @@ async def test_outcomes_are_sent_until_they_are_accepted(queue, store, reply_los
 
     store.fail("finish", StoreUnavailable("gone"), times=3, after=reply_lost)
     async with serving(queue, fine) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         tickets = await queue.enqueue_many([fine.message(n) for n in range(20)])
         assert [await ticket.wait(timeout=60) for ticket in tickets] == list(range(20))
-        await eventually(lambda: sum(name == "completed" for name, _ in told) >= 20)
-    assert sum(name == "completed" for name, _ in told) == 20
+        await eventually(lambda: sum(name == "completed" for name, _ in reported) >= 20)
+    assert sum(name == "completed" for name, _ in reported) == 20
     events = await store.events("acme", None, 1000)
     assert sum(event.kind == "completed" for event in events.events) == 20
 
@@ -61,12 +61,12 @@ async def test_an_outcome_that_the_store_refuses_does_not_delay_the_others(queue
 
     store.inner.finish = finish
     async with serving(queue, fine, lease=1) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         tickets = [await queue.enqueue(fine.message(n), id="bad" if n == 5 else str(n)) for n in range(10)]
         for ticket in tickets:
             if ticket.id != "bad":
                 await ticket.wait(timeout=60)
-        assert ("error", "ValueError") in told
+        assert ("error", "ValueError") in reported
         store.inner.finish = real
         assert (await until(queue, tickets[5])).state is JobState.COMPLETED
 

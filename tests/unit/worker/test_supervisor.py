@@ -44,7 +44,7 @@ async def test_a_signal_is_passed_on_once(tmp_path, number):
         await files(tmp_path, "ready-*", 2)
         process.send_signal(number)
         assert await asyncio.wait_for(process.wait(), 60) == 0
-    assert [path.name for path in sorted(tmp_path.glob("told-*"))] == ["told-0-1", "told-1-1"]
+    assert [path.name for path in sorted(tmp_path.glob("signaled-*"))] == ["signaled-0-1", "signaled-1-1"]
 
 
 async def test_dead_children_are_started_again(tmp_path):
@@ -63,13 +63,13 @@ async def test_a_child_that_fails_at_its_end_fails_the_supervisor(tmp_path):
 
 
 async def test_the_second_signal_ends_the_children_at_once(tmp_path):
-    async with supervising(tmp_path, "deaf") as process:
+    async with supervising(tmp_path, "stubborn") as process:
         await files(tmp_path, "ready-*", 2)
         process.terminate()
-        await files(tmp_path, "told-*-1", 2)
+        await files(tmp_path, "signaled-*-1", 2)
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 60) == 1
-        await files(tmp_path, "told-*-2", 2)
+        await files(tmp_path, "signaled-*-2", 2)
 
 
 async def test_children_stop_gracefully_when_the_supervisor_is_killed(tmp_path):
@@ -77,4 +77,4 @@ async def test_children_stop_gracefully_when_the_supervisor_is_killed(tmp_path):
         await files(tmp_path, "ready-*", 2)
         process.kill()
         await process.wait()
-        await files(tmp_path, "told-*-1", 2)
+        await files(tmp_path, "signaled-*-1", 2)

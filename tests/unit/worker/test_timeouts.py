@@ -22,12 +22,12 @@ async def test_an_async_handler_is_canceled_and_the_attempt_has_failed(queue):
             ended.set()
 
     async with serving(queue, slow) as worker:
-        told = heard(worker)
+        reported = heard(worker)
         job_ = await until(queue, await queue.enqueue(slow.message(), id="x"))
         assert ended.is_set()
         assert (job_.state, job_.reason, job_.attempts) == (JobState.FAILED, "timeout", 2)
         assert [error.type for error in job_.errors] == ["Timeout", "Timeout"]
-    assert told == [("retrying", "x"), ("failed", "x")]
+    assert reported == [("retrying", "x"), ("failed", "x")]
 
 
 async def test_a_value_returned_after_the_timeout_does_not_count(queue):
@@ -49,27 +49,27 @@ async def test_an_async_handler_that_ignores_its_timeout_is_still_reported(queue
     go_on = asyncio.Event()
 
     @job(timeout=0.05, max_attempts=1)
-    async def deaf() -> None:
+    async def endless() -> None:
         while not go_on.is_set():
             try:
                 await go_on.wait()
             except asyncio.CancelledError:
                 continue
 
-    async with serving(queue, deaf, concurrency=1) as worker:
-        job_ = await until(queue, await queue.enqueue(deaf.message()))
+    async with serving(queue, endless, concurrency=1) as worker:
+        job_ = await until(queue, await queue.enqueue(endless.message()))
         assert (job_.state, job_.reason) == (JobState.FAILED, "timeout")
         assert len(worker._loop.state.running) == 1
         go_on.set()
 
 
 async def test_a_thread_is_reported_at_once_and_keeps_its_slot_until_it_ends(queue):
-    go_on, told_to_end = threading.Event(), threading.Event()
+    go_on, asked_to_end = threading.Event(), threading.Event()
 
     @job(timeout=1, max_attempts=1)  # Long enough for a busy machine to start the thread.
     def slow() -> str:
         current_job().canceled.wait(10)
-        told_to_end.set()
+        asked_to_end.set()
         go_on.wait(10)
         return "too late"
 
@@ -81,7 +81,7 @@ async def test_a_thread_is_reported_at_once_and_keeps_its_slot_until_it_ends(que
         job_ = await until(queue, await queue.enqueue(slow.message()))
         assert (job_.state, job_.reason) == (JobState.FAILED, "timeout")
         ticket = await queue.enqueue(next_one.message())
-        await eventually(told_to_end.is_set)
+        await eventually(asked_to_end.is_set)
         assert (await ticket.refresh()).state is JobState.READY
         go_on.set()
         assert await ticket.wait(timeout=60) == "ran"

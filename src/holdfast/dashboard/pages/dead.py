@@ -18,7 +18,7 @@ SHOWN = 50
 
 
 async def read(view: View) -> dict[str, Any]:
-    """The groups among the dead letters that are looked at, the largest first."""
+    """The groups among the dead letters that were read, the largest first."""
     choice = choice_of(view)
     found = await look(view, choice, view.text("cursor"))
     page = await queue_page(view, None, PAGE_LIMIT)
@@ -60,7 +60,7 @@ async def _after_first(view: View, choice: Choice, found: Look) -> str:
 
 
 def choice_of(view: View) -> Choice:
-    """The dead letters that a request is about. A queue that the viewer must not see answers like no page."""
+    """The dead letters that a request is about. A queue that the viewer must not see answers like a missing page."""
     queue = view.text("queue")
     return Choice(view.checked_queue(queue) if queue else "", view.text("error"))
 

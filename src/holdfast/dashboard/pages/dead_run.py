@@ -29,10 +29,10 @@ from holdfast.queue.dead_letters import purge_jobs
 from holdfast.service.tokens import ADMIN
 
 PLAN, PLAN_S = 10_000, 1.0
-"""The most dead letters that a plan counts, and how long it takes at most. A run goes on behind them."""
+"""The most dead letters that a plan counts, and the longest time it takes. A run continues beyond both."""
 SAMPLE = 20
 STEP_S = 1.0
-"""A step ends with the batch that is under way after this time."""
+"""After this time a step completes its current batch and ends."""
 
 Act = Callable[[View, str, Sequence[Job]], Awaitable[Counter[str]]]
 
@@ -76,7 +76,7 @@ async def read(view: View) -> dict[str, Any]:
 
 async def replay(view: View, form: Form) -> Done:
     """A step of a replay. [DEAD-1]"""
-    # As the command does: without it, a process that has just begun would enforce no budget.
+    # Read the counts first, as the command does: without them a new process would enforce no budget.
     await read_counts(view.store, view.tenant)
     return await _step(view, form, "replay", "replayed", _replay)
 
@@ -118,7 +118,7 @@ async def _replay(view: View, queue: str, jobs: Sequence[Job]) -> Counter[str]:
 async def _purge(view: View, queue: str, jobs: Sequence[Job]) -> Counter[str]:
     del queue
     connection = Connection(None, view.store, tenant=view.tenant, blobs=view.queue.blobs)
-    return Counter(await purge_jobs(connection, [Purge(job.key, job.finished_at) for job in jobs], jobs))
+    return Counter(await purge_jobs(connection, [Purge(job.key, job.finished_at, job.seq) for job in jobs], jobs))
 
 
 def _progress(text: Callable[[str], str]) -> RunProgress:

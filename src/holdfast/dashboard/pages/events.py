@@ -40,7 +40,7 @@ async def read(view: View) -> dict[str, Any]:
         "lines": [(event, entry_of(event)) for event in found[:SHOWN]],
         "more": len(found) > SHOWN,
         "complete_from": recent.complete_from,
-        "kept": len(recent.events),
+        "kept": sum(view.sees(event.queue) for event in recent.events),
         "is_filtered": bool(queue or kind or id),
     }
 

@@ -19,7 +19,7 @@ from holdfast.store import Signal
 SHOWN = 200
 """The steps in one page of the table."""
 EXPLAINED = 4
-"""The waiting steps whose reason is read from the store; the pages of the others say theirs."""
+"""The most waiting steps whose reason is read from the store. The others show it on their own pages."""
 
 
 def concerns(view: View, signal: Signal) -> bool:
@@ -31,7 +31,7 @@ def concerns(view: View, signal: Signal) -> bool:
 async def read(view: View) -> dict[str, Any]:
     """What does not change. 404 if there is no such flow."""
     await _found(view)
-    return {"command": view.command("flow", "show", view.query.get("id", ""))}
+    return {"command": view.command("flow", "show", of=view.query.get("id", ""))}
 
 
 async def read_flow(view: View) -> dict[str, Any]:

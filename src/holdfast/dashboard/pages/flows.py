@@ -18,7 +18,7 @@ from holdfast.store import ListQuery, Signal
 
 SHOWN = 25
 SEARCHED = 200
-"""The most flows that are looked at for a token for some queues."""
+"""The most flows to read for a token that is limited to some queues."""
 MAX_STEPS_READ = 300
 """The most steps that are read to show how far the running flows of a page have come."""
 
@@ -44,7 +44,7 @@ async def read(view: View) -> dict[str, Any]:
     only = view.viewer.queues
     query = ListQuery(view.tenant, FLOWS, states, cursor=view.text("cursor") or None, limit=SHOWN)
     if only is not None:
-        # For a token for some queues there is one page: the cursor of a store would tell of other flows.
+        # A token that is limited to some queues gets one page: the store's cursor would reveal other flows.
         query = ListQuery(view.tenant, FLOWS, states, limit=SEARCHED)
     page = await view.store.list(query)
     found = [(job, plan_in(job)) for job in page.jobs]
@@ -72,7 +72,7 @@ def _sees(view: View, plan: Plan) -> bool:
 
 
 async def _rows(view: View, found: Sequence[tuple[Job, Plan | None]]) -> list[FlowRow]:
-    """How far the flows have come: one read of the steps of those that run, while there are not too many."""
+    """How far the flows have come: reads the steps of running flows at once, up to MAX_STEPS_READ steps."""
     left, wanted = MAX_STEPS_READ, list[tuple[Job, Plan]]()
     for job, plan in found:
         if plan is not None and job.state not in TERMINAL and len(plan.steps) <= left:

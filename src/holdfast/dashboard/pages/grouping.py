@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.core.events import fingerprint
 from holdfast.core.job import AttemptError, Job, JobState
@@ -16,13 +18,15 @@ from holdfast.dashboard.view import View
 from holdfast.queue.dead_letters import FAILED
 from holdfast.store import PAGE_LIMIT, ListQuery
 
-READ = 100
-"""Dead letters that are read at a time. Each can have half a MiB."""
+READ, FIRST = 100, 10
+"""The most dead letters that are read at a time, and how many at first: each can have half a MiB."""
+READ_BYTES = 4 * 1024 * 1024
+"""About the most bytes of payloads and errors that are read at a time."""
 LOOK, LOOK_S = 2000, 0.15
-"""The most dead letters of one look, and how long it takes at most."""
+"""The most dead letters of one look, and the longest time it takes."""
 
 SHORT_PAGE = 20
-"""The most queues that are all read, also those without a dead letter by their count."""
+"""Up to this many queues, all are read, even those whose count of dead letters is 0."""
 
 
 class Choice(Struct, frozen=True):
@@ -92,6 +96,8 @@ async def look(
     async with aclosing(pages(view, choice, at, min(READ, most))) as parts:
         async for jobs, rest in parts:
             for job in jobs:
+                # A look shows no payloads, and lasts longer than the read.
+                job.envelope = replace(job.envelope, payload=b"")
                 _add(found.groups, job)
             found.jobs += jobs[: max(0, keep - len(found.jobs))]
             found.looked += len(jobs)
@@ -108,6 +114,7 @@ async def pages(view: View, choice: Choice, at: str, size: int) -> AsyncGenerato
     counts of finished jobs can be 10 s old.
     """
     table, first, cursor = [*at.split(",", 2), "", ""][:3]
+    step = min(size, FIRST)
     while True:
         names, following = await _queues(view, choice, table, first)
         behind = f"{following},," if following else ""
@@ -117,10 +124,12 @@ async def pages(view: View, choice: Choice, at: str, size: int) -> AsyncGenerato
             after = f"{table},{names[n + 1]}," if n + 1 < len(names) else behind
             cursor = cursor if name == first else ""
             while True:
-                query = ListQuery(view.tenant, name, FAILED, None, choice.error or None, cursor or None, size)
+                query = ListQuery(view.tenant, name, FAILED, None, choice.error or None, cursor or None, step)
                 page = await view.store.list(query)
+                step = min(size, max(1, READ_BYTES // max(map(_bytes_of, page.jobs), default=1)))
+                await asyncio.sleep(0)  # A store in memory gives the loop no turn by itself.
                 jobs = [job for job in page.jobs if not choice.until or (job.finished_at or 0) <= choice.until]
-                # The oldest come first: after one that failed too late there are only such.
+                # The oldest come first: if one failed too late, so did all that follow.
                 cursor = page.cursor or "" if len(jobs) == len(page.jobs) else ""
                 yield jobs, f"{table},{name},{cursor}" if cursor else after
                 if not cursor:
@@ -141,6 +150,10 @@ async def _queues(view: View, choice: Choice, table: str, first: str) -> tuple[l
         if one.queue >= first and view.sees(one.queue) and (is_short or one.counts.get(JobState.FAILED))
     ]
     return names, page.cursor or ""
+
+
+def _bytes_of(job: Job) -> int:
+    return 500 + len(job.envelope.payload) + sum(len(error.message) + len(error.traceback) for error in job.errors)
 
 
 def _add(groups: dict[str, ErrorGroup], job: Job) -> None:

@@ -76,7 +76,7 @@ async def _why(view: View, job: Job) -> Explanation | None:
 
 
 async def _why_not(view: View) -> str:
-    """Why there is no such job: a step of a flow may only begin later. Its flow may have queues that are hidden."""
+    """Why there is no such job: it may be a step that has not begun. The viewer may not see all queues of its flow."""
     if view.viewer.queues is not None:
         return "There is no such job. A finished job is forgotten when its time is over."
     key = _key(view)
@@ -140,7 +140,14 @@ def _page(view: View, key: JobKey) -> str:
 
 def _commands(view: View, job: Job) -> list[tuple[str, str]]:
     """What to type for the same in a shell."""
-    found = [("Look at it", view.command("status", job.id, queue=job.queue))]
+    found = [
+        ("Look at it", view.command("status", of=job.id, queue=job.queue)),
+        ("Ask why it is where it is", view.command("explain", of=job.id, queue=job.queue)),
+    ]
+    if view.may_cancel and job.state not in TERMINAL:
+        found.append(("Cancel it", view.command("cancel", of=job.id, queue=job.queue)))
+    if view.may_act and job.state is JobState.FAILED:
+        found.append(("Replay it", view.command("dlq", "replay", of=job.id, queue=job.queue)))
     envelope = job.envelope
     with suppress(HoldfastError):
         payload = json.encode(codec.decode(envelope.payload, envelope.codec)).decode()

@@ -23,7 +23,7 @@ SHOWN = 50
 SCAN = 4000
 """The most jobs that one page reads: a filter may leave it empty. The next page continues there."""
 SHORT_PAGE = 20
-"""The most queues that are all read, also those without such jobs by their counts: these can be 10 s old."""
+"""Up to this many queues, all are read, even those whose count of such jobs is 0: counts can be 10 s old."""
 FILTERS = ("id", "queue", "type", "error", "since", "until")
 WITH_ERRORS = (JobState.FAILED, JobState.RETRYING)
 """Where an error is looked for, unless a state is chosen."""
@@ -84,7 +84,7 @@ def _with_jobs(queues: Sequence[QueueStats], query: ListQuery) -> frozenset[str]
 
 
 async def _page(view: View, query: ListQuery, queues: Sequence[str]) -> Page:
-    """The jobs that match. The one whose id is just that comes first, however many there are."""
+    """The jobs that match. The job with exactly this id comes first, however many there are."""
     exact: list[Job] = []
     if query.id is not None:
         found = await view.store.get([JobKey(view.tenant, queue, query.id) for queue in queues])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from holdfast.charts import Size
@@ -10,6 +11,7 @@ from holdfast.core.errors import Unsupported
 from holdfast.core.job import JobState
 from holdfast.dashboard.page import Fragment, WebPage
 from holdfast.dashboard.pages.queues import queue_page, waiting
+from holdfast.dashboard.pages.workers import queues_of, sees_host, shows
 from holdfast.dashboard.view import View
 from holdfast.store import PAGE_LIMIT, QueueStats, WorkerPage
 
@@ -25,7 +27,10 @@ async def read_now(view: View) -> dict[str, Any]:
     for one in queues:
         counts.update(one.counts)
     oldest = [one.oldest_ready_at for one in queues if one.oldest_ready_at is not None]
-    workers = await _workers(view)
+    listed = await _workers(view)
+    workers = [one for one in (listed.workers if listed is not None else ()) if shows(view, one)]
+    # A tenant does not learn how busy others keep a fleet for all tenants.
+    known = [one for one in workers if sees_host(view, one)]
     return {
         "counts": counts,
         "oldest": min(oldest, default=None),
@@ -33,8 +38,10 @@ async def read_now(view: View) -> dict[str, Any]:
         "waiting": waiting,
         "more_queues": page.cursor is not None or len(queues) > BUSIEST,
         "all_counted": page.cursor is None,
-        "workers": None if workers is None else workers.workers,
-        "more_workers": workers is not None and workers.cursor is not None,
+        "workers": None if listed is None else workers,
+        "known": known,
+        "queues_of": partial(queues_of, view),
+        "more_workers": listed is not None and listed.cursor is not None,
         "paused": sum(one.paused for one in queues),
     }
 

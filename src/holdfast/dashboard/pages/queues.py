@@ -1,4 +1,4 @@
-"""Queues: the jobs of each by state, the oldest that waits, and whether it is paused."""
+"""Queues: the jobs of each by state, the oldest that waits, how many complete, and whether it is paused."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ SHOWN = 50
 async def read(view: View) -> dict[str, Any]:
     """One page of queues by name, with their counts."""
     page = await queue_page(view, view.text("cursor") or None, SHOWN)
+    rates = await view.source.rates.of(view.tenant, view.viewer.queues, view.sees)
     return {
         "queues": [one for one in page.queues if view.sees(one.queue)],
+        "rates": rates,
         "cursor": page.cursor,
         "waiting": waiting,
     }

@@ -18,7 +18,7 @@ NEXT, LAST = 5, 5
 
 
 async def read(view: View) -> dict[str, Any]:
-    """What does not change while it exists: the payload. 404 if there is no such schedule."""
+    """The payload, which never changes. 404 if there is no such schedule."""
     target = (await found(view, view.query.get("name", ""))).definition.target
     envelope = target.envelope
     return {
@@ -26,7 +26,7 @@ async def read(view: View) -> dict[str, Any]:
         "codec": envelope.codec,
         "commands": [
             ("List the schedules", view.command("schedule", "list")),
-            ("Remove it", view.command("schedule", "remove", view.query.get("name", ""))),
+            ("Remove it", view.command("schedule", "remove", of=view.query.get("name", ""))),
         ],
     }
 

@@ -20,7 +20,7 @@ from holdfast.store import Signal
 
 SHOWN, STOPPED_SHOWN = 50, 10
 SEARCHED = 1000
-"""The most schedules that are looked at for a token for some queues."""
+"""The most schedules to read for a token that is limited to some queues."""
 LATE_MS = 30_000
 """A tick that is this old and was not fired is late."""
 FAILED = frozenset({JobState.FAILED})
@@ -44,7 +44,7 @@ def concerns(view: View, signal: Signal) -> bool:
 
 
 async def read(view: View) -> dict[str, Any]:
-    """A page of the schedules that wait, by their next tick. On the first one those that have stopped come before."""
+    """A page of waiting schedules, by their next tick. On the first page, stopped schedules come first."""
     only_failed, cursor = view.text("state") == "failed", view.text("cursor") or None
     page = await _page(view, FAILED if only_failed else OPEN, cursor, SHOWN)
     stopped, more_stopped = page.schedules if only_failed else [], None
@@ -64,7 +64,7 @@ async def read(view: View) -> dict[str, Any]:
 async def _page(view: View, states: frozenset[JobState], cursor: str | None, limit: int) -> SchedulePage:
     """A page of the schedules that the viewer may see.
 
-    For a token for some queues there is one page: the cursor of a store would tell of other schedules.
+    A token that is limited to some queues gets one page: the store's cursor would reveal other schedules.
     """
     if view.viewer.queues is None:
         return await schedule_page(view.store, view.tenant, states, cursor, limit)

@@ -45,7 +45,7 @@ async def read(view: View) -> dict[str, Any]:
         names, cursor = page.tenants, page.cursor
     rows = await asyncio.gather(*(_row_of(view, name) for name in names))
     busy = sum(row.weight for row in rows if row.waiting)
-    # A share is one of all who wait, so it is known only where all of them are on the page.
+    # A share is a part of what all waiting tenants get: it is known only if all of them are on the page.
     is_whole = cursor is None and not view.query
     return {"rows": rows, "cursor": cursor, "busy": busy if is_whole else 0.0, "is_filtered": bool(view.text("name"))}
 

@@ -16,9 +16,9 @@ from holdfast.store import PAGE_LIMIT, ListQuery, Signal, WorkerInfo, WorkerPage
 
 SHOWN, QUEUES_SHOWN = 50, 8
 MAX_PAGES = 10
-"""The pages of workers in which one is looked for."""
+"""The most pages of workers to search for one."""
 READ, MAX_LOOKED = 100, 1000
-"""The leased jobs that are read at a time, and at most."""
+"""How many leased jobs to read at a time, and in all."""
 STALE_MS = 20_000
 """A worker reports every 10 s, and counts as living for 30 s."""
 LEASED = frozenset({JobState.LEASED})
@@ -33,11 +33,11 @@ async def read(view: View) -> dict[str, Any]:
         page, is_known = WorkerPage([], None), False
     return {
         "is_known": is_known,
-        "workers": [one for one in page.workers if _shown(view, one)],
+        "workers": [one for one in page.workers if shows(view, one)],
         "cursor": page.cursor,
         "late": await _late_before(view),
-        "queues_of": partial(_queues, view),
-        "sees_hosts": partial(_sees_host, view),
+        "queues_of": partial(queues_of, view),
+        "sees_hosts": partial(sees_host, view),
         "is_all": _whose(view) is None,
     }
 
@@ -57,12 +57,12 @@ async def read_one(view: View) -> dict[str, Any]:
         "jobs": jobs,
         "all_looked": all_looked,
         "late": await _late_before(view),
-        "sees_host": worker is not None and _sees_host(view, worker),
+        "sees_host": worker is not None and sees_host(view, worker),
     }
 
 
 def at_times(view: View, signal: Signal) -> bool:
-    """A fragment that no hint is about: heartbeats make none. It is renewed every few seconds."""
+    """No hint is about this fragment, as heartbeats make none. It is renewed every few seconds."""
     del view, signal
     return False
 
@@ -74,18 +74,18 @@ def _whose(view: View) -> str | None:
     return None if view.text("all") else view.tenant
 
 
-def _shown(view: View, worker: WorkerInfo) -> bool:
+def shows(view: View, worker: WorkerInfo) -> bool:
     """Whether a worker serves a queue that the viewer sees. Without queues of its own it serves any."""
     return view.viewer.queues is None or not worker.queues or any(view.sees(queue) for queue in worker.queues)
 
 
-def _sees_host(view: View, worker: WorkerInfo) -> bool:
-    """Whether the viewer may know where it runs, and how busy it is: that of a fleet for all tenants is not theirs."""
+def sees_host(view: View, worker: WorkerInfo) -> bool:
+    """Whether the viewer may know where it runs and how busy it is. For a worker of all tenants only operators may."""
     return view.viewer.is_operator or worker.tenant == view.tenant
 
 
-def _queues(view: View, worker: WorkerInfo) -> list[str]:
-    """Some of its queues. None: it serves any."""
+def queues_of(view: View, worker: WorkerInfo) -> list[str]:
+    """Some of its queues. Empty: it serves any."""
     return [name for name in worker.queues if view.sees(name)][:QUEUES_SHOWN]
 
 
@@ -98,7 +98,7 @@ async def _find(view: View, id: str) -> WorkerInfo | None:
     for _ in range(MAX_PAGES):
         page = await view.store.worker_page(_whose(view), cursor, PAGE_LIMIT)
         for worker in page.workers:
-            if worker.worker_id == id and _shown(view, worker):
+            if worker.worker_id == id and shows(view, worker):
                 return worker
         cursor = page.cursor
         if cursor is None:
@@ -107,7 +107,7 @@ async def _find(view: View, id: str) -> WorkerInfo | None:
 
 
 async def _held(view: View, id: str) -> tuple[Sequence[Job], bool]:
-    """The leased jobs of a worker among those looked at, and whether all were."""
+    """The leased jobs of a worker among those that were read, and whether all were read."""
     queues = await queue_page(view, None, PAGE_LIMIT)
     busy = [one.queue for one in queues.queues if view.sees(one.queue) and one.counts.get(JobState.LEASED)]
     found: list[Job] = []

@@ -83,6 +83,8 @@ async function fetchWanted() {
       const answer = await fetch(url, { headers: { accept: "text/html" } })
       if (answer.status === 401) { location.reload(); return }
       if (answer.ok) swap(place, await answer.text(), answer.headers.get("x-fragment-tag") ?? tag)
+      // The server is busy: the timer below asks again.
+      else if (answer.status === 429 || answer.status === 503) { wanted.set(name, tag); break }
     }
   } catch {
     // The stream tells again what changed when it is back.
@@ -174,6 +176,16 @@ function step(by) {
   rows[next].closest("tr")?.scrollIntoView({ block: "nearest" })
 }
 
+// A chart that has the focus says the values of one time, which the pointer shows as a title.
+function read(chart, by) {
+  const strips = [...chart.querySelectorAll(".hover")].filter((one) => one.getClientRects().length)
+  const at = strips.findIndex((one) => one.classList.contains("on"))
+  strips[at]?.classList.remove("on")
+  const next = strips[at < 0 ? strips.length - 1 : Math.max(0, Math.min(strips.length - 1, at + by))]
+  next.classList.add("on")
+  chart.querySelector("output").textContent = next.textContent
+}
+
 function search() {
   const field = document.querySelector("main input[type=search]")
   if (field !== null) { field.focus(); field.select(); return }
@@ -192,7 +204,9 @@ document.addEventListener("keydown", (event) => {
   const help = document.querySelector("#help")
   const link = isGoing ? document.querySelector(`nav a[data-key="${CSS.escape(event.key)}"]`) : null
   isGoing = event.key === "g" && !isGoing
+  const chart = event.target.closest("figure.values")
   if (link !== null) link.click()
+  else if (chart !== null && event.key.startsWith("Arrow")) read(chart, /Left|Up/.test(event.key) ? -1 : 1)
   else if (event.key === "/") search()
   else if (event.key === "j") step(1)
   else if (event.key === "k") step(-1)
@@ -201,6 +215,8 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault()
 })
 
+// On a phone the pages are in one line, and the current one may be far to the right.
+document.querySelector(".side nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" })
 prepare(document)
 setInterval(() => { renewTimes(); if (wanted.size) fetchWanted() }, 1000)
 if (live) {

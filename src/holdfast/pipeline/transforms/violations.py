@@ -1,11 +1,11 @@
 """Finds the events of a history that break the contract.
 
-`jobs_to_check` finds the jobs that need all checks, and `census` whether tokens do; both are cheap. `suspects` then
-checks each event against the history of its own job, in one shuffle and one sort. Then suspects with another cause
-are removed: `cleared` marks those that a gap in the log or unrecorded extensions explain, `set_back` finds those that a
-store clock set back explains. `shared_tokens` finds tokens of two jobs. `unlike_store` compares the log with the
-store's jobs. A purged job has no record, so purges are checked by their numbers within the tenant (`purge_suspects`)
-and by the store's count of them (`unlike_counts`).
+`jobs_to_check` finds the jobs that need all checks, and `census` says whether tokens do; both are cheap. `suspects`
+then checks each event against the history of its own job, in one shuffle and one sort. Then suspects with another
+cause are removed: `cleared` marks those explained by a gap in the log or by unrecorded extensions, `set_back` finds
+those explained by a store clock that was set back. `shared_tokens` finds tokens of two jobs. `unlike_store` compares
+the log with the store's jobs. A purged job has no record, so purges are checked by their numbers within the tenant
+(`purge_suspects`) and by the store's count of them (`unlike_counts`).
 """
 
 from __future__ import annotations

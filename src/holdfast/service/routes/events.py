@@ -23,7 +23,7 @@ from holdfast.service.tokens import READ
 BEAT = b": \n\n"
 BEAT_S = 15.0
 EVENT_WORK = 50
-"""The work to encode one event (see `turns`): many streams may have the same new events at once."""
+"""What encoding one event costs, in the units of `turns`: many streams may get the same new events at once."""
 
 
 async def follow_events(call: ServiceCall[None, requests.StreamQuery]) -> Stream:

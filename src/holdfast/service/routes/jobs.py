@@ -188,7 +188,7 @@ def _queued(new: NewJob, answer: Queued, known: KnownTypes | None) -> answers.Ti
 
 
 async def ticket(call: ServiceCall[Any, Any], new: NewJob, answer: EnqueueAnswer) -> answers.Ticket:
-    """The answer to one enqueue. Raises a refused one."""
+    """The answer to one enqueue. Raises the error of a refused one."""
     queue = new.key.queue
     if isinstance(answer, Queued):
         return _queued(new, answer, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -102,12 +102,8 @@ async def replay(call: ServiceCall[requests.Replay, requests.NoQuery]) -> Reply:
     else:
         wanted = _dead(call, body.where.type, body.where.error, body.cursor)
         if body.dry_run:
-            return Reply(
-                _counted(
-                    answers.Replays(tenant=call.tenant, items=[], more=False, cursor=None),
-                    await change_step(call, "replay", wanted),
-                )
-            )
+            counted = await change_step(call, "replay", wanted)
+            return Reply(_counted(answers.Replays(tenant=call.tenant, items=[], more=False, cursor=None), counted))
         page = await call.context.page(wanted, call.hold)
         ids, cursor = [job.id for job in page.jobs], page.cursor
     tickets = await letters.replay_many(call.connection, None, ids, queue)
@@ -158,10 +154,7 @@ def _dead(call: ServiceCall[Any, Any], type: str | None, error: str | None, curs
     return ListQuery(call.tenant, call.queue, letters.FAILED, type, error, cursor or None, limit, newest=True)
 
 
-D = TypeVar("D", answers.Replays, answers.Purged)
-
-
-def _counted(answer: D, done: bulk.BulkStep) -> D:
+def _counted(answer: answers.DeadStep, done: bulk.BulkStep) -> answers.DeadStep:
     answer.more, answer.cursor = done.more, done.cursor
     answer.matching, answer.sample = done.count, [key.id for key in done.sample]
     return answer

@@ -45,7 +45,7 @@ async def claim(call: ServiceCall[requests.Claim, requests.NoQuery]) -> Reply:
     if revoked:
         raise refused("it was revoked")
     with suppress(StoreError):
-        # The wait may outlast a key. If the store is away, sign with the known keys: leased jobs must be answered.
+        # The wait may outlast a signing key. Without the store, use the known keys: leased jobs must reach the client.
         await call.context.proofs.renew()
     return Reply(views.claimed(claimed, waited_s, call.context.proofs))
 

@@ -1,4 +1,4 @@
-"""Claiming: repair, fair turns, leases. [CLAIM-1 to CLAIM-5, TENANT-4, LEASE-3]"""
+"""Claiming: ends expired leases, takes fair turns, leases jobs. [CLAIM-1 to CLAIM-5, TENANT-4, LEASE-3]"""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class _Picker:
             t.db.execute(SQL["set_floor"], (self._queue, self._floor))
         for lane in self._lanes.values():
             if lane.exhausted:
-                # Write the claimed jobs first: the lane may have later jobs, but none that is visible now.
+                # Write the claimed jobs first: `_soonest` must find only jobs that become visible later.
                 t.flush()
                 t.db.execute(SQL["leave_turns"], (_soonest(t, lane.number), lane.number))
             if lane.taken:

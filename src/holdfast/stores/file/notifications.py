@@ -159,7 +159,7 @@ class FifoWriters:
         self._open: dict[str, int] = {}
 
     def get(self, name: str, path: str) -> int | None:
-        """The descriptor of a FIFO. If it has no reader, its process has died: unlinks it, and returns None.
+        """The descriptor of a FIFO. Unlinks a FIFO without a reader, whose process has died, and returns None.
 
         Raises FileNotFoundError if there is no FIFO at this path.
         """
@@ -173,7 +173,7 @@ class FifoWriters:
                 if error.errno == errno.ENXIO:
                     self._unlink(path)
                 return None
-        self._open[name] = descriptor  # Last: the least recently used one is first.
+        self._open[name] = descriptor  # Move it to the end: the least recently used one comes first.
         if len(self._open) > MAX_OPEN:
             self.drop(next(iter(self._open)))
         if not has_reader(descriptor):
@@ -256,7 +256,7 @@ class FifoNotifier:
         return [one for one in found if one[1] & mask]
 
     def _send(self, name: str, unique: str, message: bytes, mask: int) -> bool:
-        """Whether the FIFO still has this name."""
+        """Write to a FIFO. Returns whether it still has this name."""
         try:
             descriptor = self._fifos.get(unique, name)
         except FileNotFoundError:

@@ -22,7 +22,7 @@ from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, NewJob, 
 from holdfast.core.listing import Place, cursor_text
 from holdfast.core.names import check_id
 from holdfast.extensions import LogRange
-from holdfast.paging import AFTER_ALL, QUEUES_READ, name_cursor, tenant_cursor, tenant_page_of
+from holdfast.paging import AFTER_ALL, QUEUES_READ, name_cursor, segment_cursor, tenant_cursor, tenant_page_of
 from holdfast.store import (
     EventPage,
     ListQuery,
@@ -106,7 +106,7 @@ def key_holders(db: sqlite3.Connection, items: Sequence[NewJob]) -> list[str | N
 def list_jobs(db: sqlite3.Connection, query: ListQuery) -> Page:
     """A page of jobs: waiting ones in claim order, then leased ones by deadline, then ended ones by time.
 
-    Or all of them by time.
+    With `newest`, all of them by time, the latest first.
     """
     at = now(db)
     lane = _lane(db, query.tenant, query.queue, {})
@@ -128,7 +128,7 @@ def list_jobs(db: sqlite3.Connection, query: ListQuery) -> Page:
 
 def _walk(db: sqlite3.Connection, lane: int, query: ListQuery) -> Iterator[tuple[str, Job]]:
     """The jobs of a lane from the cursor on, each with its own cursor."""
-    start, after = _parse_cursor(query.cursor)
+    start, after = segment_cursor(query.cursor)
     only_dead = query.states == frozenset({JobState.FAILED})
     segments = (
         ("list_waiting", WAITING, (-1, 0, 0), ("rank", "visible_at", "seq")),
@@ -433,15 +433,3 @@ def _lane(db: sqlite3.Connection, tenant: str, queue: str, known: dict[tuple[str
 def _shown(db: sqlite3.Connection, job: Job, at: int) -> Job:
     job.state = lifecycle.shown(job, at)
     return rows.fill_payload(db, job)
-
-
-def _parse_cursor(cursor: str | None) -> tuple[int, tuple[int, ...]]:
-    if cursor is None:
-        return 0, ()
-    try:
-        segment, *place = (int(part) for part in cursor.split("."))
-    except ValueError:
-        raise InvalidOption("cursor", f"{cursor!r} did not come from a list") from None
-    if segment not in range(3) or any(not -1 <= part < 2**62 for part in place) or not place:
-        raise InvalidOption("cursor", f"{cursor!r} did not come from a list")
-    return segment, tuple(place)

@@ -19,7 +19,7 @@ from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Transaction
 
 TRIM = 20_000
-"""About the most events that one call scans: this limits how long it holds the lock."""
+"""The approximate limit of events that one call scans: this limits how long it holds the lock."""
 BATCH = 100
 """Chunks read at a time."""
 CHUNK_COST = 10

@@ -114,7 +114,7 @@ class WaiterTable:
     def find(self, tenant: str, queue: str, now: int, is_next: Callable[[str | None], bool]) -> Waiter | None:
         """The waiter with the most room for a job of this lane, among those that can receive it.
 
-        `is_next(t)` says whether no other job comes first for a worker of tenant `t`, or of all tenants (None).
+        `is_next(t)` says whether the job is the next one for a worker of tenant `t`, or of all tenants (None).
         [CLAIM-2, TENANT-4]
         """
         fitting = [

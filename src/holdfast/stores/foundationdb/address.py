@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from holdfast.core.errors import InvalidOption
+from holdfast.core.errors import InvalidOption, StoreUnavailable
 from holdfast.opening import CommonOptions, Options, StoreUrl
 
 if TYPE_CHECKING:
@@ -59,12 +59,17 @@ def read(url: StoreUrl) -> FdbAddress:
 
 
 async def open_database(address: FdbAddress) -> Database:
-    """Open the cluster of an address. Raises ModuleNotFoundError without the binding."""
+    """Open the cluster of an address. Raises StoreUnavailable without its library."""
     if address.simulation is not None:
         from importlib import import_module
 
         # By name: the simulation is for tests, and the store does not depend on it.
         return import_module("holdfast.testing.fdb").open_simulation(address.simulation)
-    from holdfast.stores.foundationdb.client import open_cluster
-
+    try:
+        from holdfast.stores.foundationdb.client import open_cluster
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # The package raises plain exceptions without the library, or with one too old.
+        cure = "install the FoundationDB client package of the cluster's version"
+        raise StoreUnavailable(f"libfdb_c cannot be used: {error} {cure}") from error
     return await open_cluster(address.cluster_file)

@@ -114,6 +114,5 @@ def _path(key: JobKey) -> str:
 
 def _step(key: JobKey, plan: Plan, step: Step) -> requests.NewStep:
     made = NewJob(key._replace(queue=step.queue), step.envelope, step.delay_ms, step.run_at)
-    job = outgoing.enqueue(made)
-    fields = {name: getattr(job, name) for name in requests.NewStep.__struct_fields__ if name not in ("name", "after")}
-    return requests.NewStep(name=step.name, after=[plan.steps[before].name for before in step.after], **fields)
+    after = [plan.steps[before].name for before in step.after]
+    return requests.NewStep(name=step.name, after=after, **outgoing.fields_of(made, requests.NewStep))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 from datetime import UTC, datetime, timedelta
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 from msgspec import Raw
 
-from holdfast.core.job import Backoff, ClaimRequest, Extend, Finish, NewJob, Report
+from holdfast.core.job import Backoff, ClaimRequest, Extend, Finish, JobKey, NewJob, Report
 from holdfast.core.schedule import Target, Timing
 from holdfast.protocol import requests
 from holdfast.store import WorkerInfo
@@ -36,54 +36,42 @@ def value(data: bytes, codec: str) -> Raw:
 
 def enqueue(item: NewJob) -> requests.Enqueue:
     """One job."""
-    envelope, key = item.envelope, envelope_key(item)
-    idempotency = envelope.idempotency
+    envelope, idempotency = item.envelope, item.envelope.idempotency
     by_ttl = idempotency is not None and idempotency.policy == "ttl"
+    # In the order of the fields: msgspec searches for each keyword that is out of order.
     return requests.Enqueue(
-        queue=item.key.queue,
         type=envelope.type,
         payload=value(envelope.payload, envelope.codec),
-        id=item.key.id,
-        request_id=envelope.request_id or None,
-        idempotency_key=key,
-        idempotency=None if idempotency is None or idempotency.policy == "ttl" else idempotency.policy,
-        idempotency_ttl_s=idempotency.ttl_ms / 1000 if idempotency is not None and by_ttl else None,
-        delay_s=item.delay_ms / 1000 if item.delay_ms else None,
-        run_at=None if item.run_at is None else instant(item.run_at),
         priority=envelope.priority,
         max_attempts=envelope.max_attempts,
         result_ttl_s=envelope.result_ttl_ms / 1000,
         timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
         retry=None if envelope.backoff == _PLAIN else _retry(envelope.backoff),
-        replace_failed=item.replace_failed,
         codec=envelope.codec,
         version=envelope.version,
+        queue=item.key.queue,
+        id=item.key.id,
+        request_id=envelope.request_id or None,
+        idempotency_key=None if idempotency is None else idempotency.key,
+        idempotency=None if idempotency is None or idempotency.policy == "ttl" else idempotency.policy,
+        idempotency_ttl_s=idempotency.ttl_ms / 1000 if idempotency is not None and by_ttl else None,
+        delay_s=item.delay_ms / 1000 if item.delay_ms else None,
+        run_at=None if item.run_at is None else instant(item.run_at),
+        replace_failed=item.replace_failed,
     )
 
 
 def schedule(timing: Timing, target: Target) -> requests.PutSchedule:
     """A schedule."""
-    envelope = target.envelope
-    return requests.PutSchedule(
-        cron=timing.cron,
-        every_s=None if timing.every_ms is None else timing.every_ms / 1000,
-        timezone=timing.timezone,
-        queue=target.queue,
-        type=envelope.type,
-        payload=value(envelope.payload, envelope.codec),
-        priority=envelope.priority,
-        max_attempts=envelope.max_attempts,
-        result_ttl_s=envelope.result_ttl_ms / 1000,
-        timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
-        retry=None if envelope.backoff == _PLAIN else _retry(envelope.backoff),
-        codec=envelope.codec,
-        version=envelope.version,
-    )
+    every_s = None if timing.every_ms is None else timing.every_ms / 1000
+    fields = fields_of(NewJob(JobKey("", target.queue, ""), target.envelope), requests.PutSchedule)
+    return requests.PutSchedule(cron=timing.cron, every_s=every_s, timezone=timing.timezone, **fields)
 
 
-def envelope_key(item: NewJob) -> str | None:
-    """The idempotency key of an enqueue."""
-    return None if item.envelope.idempotency is None else item.envelope.idempotency.key
+def fields_of(item: NewJob, type: type[requests.JobSpec]) -> dict[str, Any]:
+    """The fields of a request of this type that describe a job as an enqueue does."""
+    sent = enqueue(item)
+    return {name: getattr(sent, name) for name in type.__struct_fields__ if name in sent.__struct_fields__}
 
 
 def _retry(backoff: Backoff) -> requests.Retry:

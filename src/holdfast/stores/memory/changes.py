@@ -43,7 +43,7 @@ def enqueue(tables: Tables, new: NewJob, now: int) -> EnqueueAnswer:
     tables.last_seq += 1
     job, event = lifecycle.enqueue(new, tables.last_seq, now)
     tables.keys.bind(scope, dedup.bind(new, now))
-    tables.add(job, event, now)
+    tables.add(job, tenant_queue, event, now)
     return Queued(id_, job.state)
 
 

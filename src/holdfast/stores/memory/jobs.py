@@ -58,9 +58,9 @@ class JobTable:
         """Every queue of every tenant."""
         return (tenant_queue for index in self.queues.values() for tenant_queue in index.tenants.values())
 
-    def add(self, job: Job, now: int) -> None:
-        """Add a new job."""
-        self.tenant_queue(job.tenant, job.queue).jobs[job.id] = job
+    def add(self, job: Job, tenant_queue: TenantQueue, now: int) -> None:
+        """Add a new job to its tenant's queue."""
+        tenant_queue.jobs[job.id] = job
         self.bytes[job.tenant] = self.bytes.get(job.tenant, 0) + RECORD_BYTES + len(job.envelope.payload)
         self.enter(job, now)
 

@@ -34,7 +34,7 @@ class TenantQueue:
         self.in_turns = False
 
     def has_ready(self) -> bool:
-        """Whether a claim gets a job. A paused queue hands out none. [CLAIM-5]"""
+        """Whether a claim would get a job. A paused queue hands out none. [CLAIM-5]"""
         return not self.paused and self.ready.first() is not None
 
     def take_ready(self) -> Job | None:
@@ -52,7 +52,7 @@ class QueueIndex:
         """Waiting jobs that are not due yet."""
         self.waiting = 0
         self.turns: list[fairness.Lane] = []
-        """A heap of the tenants that take turns, by virtual time. One without ready jobs leaves when it comes up."""
+        """A heap of the tenants in turns, by virtual time. A tenant without ready jobs leaves at its next turn."""
         self.entering: set[str] = set()
         """Tenants that may have got ready jobs since the last claim."""
         self.floor = 0
@@ -128,7 +128,7 @@ class QueueIndex:
         self.entering.clear()
 
     def pause(self, tenant: str) -> None:
-        """Stop handing out a tenant's jobs. It leaves the turns at once, and enters them again when it resumes."""
+        """Stop handing out a tenant's jobs. The tenant leaves the turns until `resume`."""
         self.turns = [turn for turn in self.turns if turn[1] != tenant]
         heapify(self.turns)
         self.tenants[tenant].paused = True

@@ -22,9 +22,9 @@ class Tables(SideTables):
         self.options = options
         self.jobs = JobTable(self.notifier)
 
-    def add(self, job: Job, event: Event, now: int) -> None:
-        """Add a new job."""
-        self.jobs.add(job, now)
+    def add(self, job: Job, tenant_queue: TenantQueue, event: Event, now: int) -> None:
+        """Add a new job to its tenant's queue."""
+        self.jobs.add(job, tenant_queue, now)
         self.log.append(event)
 
     def enter(self, job: Job, event: Event, now: int) -> None:

@@ -32,7 +32,7 @@ LOCK_MS = 1500
 Longer than the server takes to notice a deadlock, which is tried again.
 """
 PATIENT_LOCK_MS = 5000
-"""How long a single change waits for a lock, also behind many others."""
+"""How long a single change waits for a lock, even behind many others."""
 IDLE_MS = 15_000
 """The server ends a transaction that is idle for this long: its process has frozen."""
 
@@ -91,7 +91,7 @@ class PostgresClient:
         self._closed = False
         self._waiting: deque[tuple[bool, asyncio.Future[None]]] = deque()
         self.on_data: OnData | None = None
-        """Called for each new connection, and for one on which a statement found other data."""
+        """Called for each new connection, and when a statement finds other data than before."""
 
     @property
     def shown(self) -> str:
@@ -295,7 +295,7 @@ class PostgresClient:
             connection.terminate()
 
     async def close(self) -> None:
-        """Close every connection. Calls in flight fail. Twice is harmless."""
+        """Close every connection. Calls in flight fail. Calling it twice is harmless."""
         self._closed = True
         idle, self._idle = self._idle, []
         self._count -= len(idle)

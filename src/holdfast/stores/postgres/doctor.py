@@ -28,7 +28,6 @@ LONG_S = 60
 """Warn of an open transaction older than this: readers of events wait for it, and vacuum cannot remove dead rows."""
 PREPARED_S = 60
 DEAD_WARN = 100_000
-VACUUM_S = 3600
 LARGE_INDEX = 256 << 20
 LARGE_ENTRY = 1000
 """An index with more bytes than this for each row is mostly empty pages."""

@@ -89,13 +89,13 @@ async def enqueue(
     and finishing the job. Only the ids and keys of new jobs are locked. [ENQ-7]
 
     All transactions lock keys first, then new ids, then finished jobs, and a tenant last: so none waits for a caller's
-    transaction while it holds a tenant. None: other transactions were first. The caller then tries again in a new
-    transaction without these locks. A joined transaction cannot do that, and tries again at once.
+    transaction while it holds a tenant. Returns None if other transactions were first: the caller then tries again in a
+    new transaction without these locks. A joined transaction cannot do that, and tries again at once.
     """
     new = _New(session, cache, list(zip(items, lanes, strict=True)))
     await new.look()
     for attempt in range(1, KEY_TRIES):
-        # The transaction that holds the key is about to bind it: then reading again is enough, without a lock.
+        # The transaction that holds the key is about to bind it, so reading again is enough, without a lock.
         if not new.scopes or await session.value("try_lock_keys", key_locks(schema, new.scopes)):
             break
         await asyncio.sleep(PAUSE_S * attempt)

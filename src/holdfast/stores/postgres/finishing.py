@@ -16,7 +16,7 @@ from holdfast.stores.postgres.transactions import BRIEF_LOCK_MS, Transactions, b
 from holdfast.stores.postgres.unit_of_work import Effects, UnitOfWork
 
 MIN_SPLIT = 16
-"""A batch with fewer outcomes than this is one change, also if they are of several kinds."""
+"""A batch with fewer outcomes than this is one change, even if they are of several kinds."""
 
 _COMPLETED = Finished(JobState.COMPLETED)
 

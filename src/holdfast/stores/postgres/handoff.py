@@ -118,7 +118,7 @@ class PostgresInbox:
         return Claimed(claimed.jobs, claimed.now, min(again, default=None))
 
     async def close(self) -> None:
-        """Withdraw the registration, and wait a moment for jobs in flight. Twice is harmless."""
+        """Withdraw the registration, and wait a moment for jobs in flight. Calling it twice is harmless."""
         self._closing = True
         try:
             with contextlib.suppress(StoreError, TimeoutError):

@@ -39,7 +39,7 @@ class Joined(Protocol):
     async def value(self, name: str, *args: Any) -> Any: ...
 
     def step(self) -> AbstractAsyncContextManager[None]:
-        """Translates errors of the server. StaleCache because of a lane does not empty the cache."""
+        """Translates errors of the server. A StaleCache that concerns only a lane does not empty the cache."""
         ...
 
 
@@ -103,9 +103,7 @@ async def _check_place(joined: Joined, client: PostgresClient) -> None:
         raise InvalidOption(OPTION, "it leads to a replica, which takes no changes; connect to the primary")
     there, here = theirs["name"], ours["name"]
     where = f"the database {there!r}" if there != here else f"another server's database {there!r}"
-    reason = (
-        f"it leads to {where}, and the jobs are in {here!r} at {client.shown}; what commits as one is in one database"
-    )
+    reason = f"it leads to {where}, and the jobs are in {here!r} at {client.shown}; a transaction has only one database"
     raise InvalidOption(OPTION, reason)
 
 

@@ -34,7 +34,7 @@ FULL_SCAN_S = 1.0
 MAX_FULL_SCANS = 8
 """The most lanes that one claim reads in full: each read passes all rows that died under an open transaction."""
 RETRY_S = 0.2
-"""How soon to try a lane again that this maximum left out."""
+"""How soon to retry a lane that this maximum left out."""
 LATE_COMMIT_MS = 10_000
 """How far a hint moves the low-water marks back: the transaction of the new job may have taken that long."""
 
@@ -102,13 +102,13 @@ class TenantLane(Struct, eq=False):
     in_turns: bool = False
     cost: int = STRIDE
     next_at: int | None = None
-    """A waiting job becomes visible then or later. None: no job waits, as far as is known."""
+    """No waiting job becomes visible before this time. None: no job waits, as far as is known."""
     low_water: list[int] = field(default_factory=lambda: [0] * RANKS)
     """For each priority, the time before which no visible job is left."""
     scanned_at: float = NEVER
     """When it was last read in full."""
     needs_rescan: bool = False
-    """A job may be below the low-water marks: it was locked when younger ones were taken, or committed late."""
+    """Whether a job may be below the low-water marks: it was locked when younger ones were taken, or committed late."""
     rescan_at: float | None = None
     """When to read it in full."""
     hints_seen: int = 0
@@ -204,7 +204,7 @@ class LaneCache:
         self.data_id = ""
         """Identifies the data that the cache is about: the schema and the generation."""
         self.watchers: dict[object, Callable[[], None]] = {}
-        """Called, in any thread, when the secret changes: channels have its name."""
+        """Called, in any thread, when the secret changes: the names of channels contain it."""
         self._forget()
 
     @property

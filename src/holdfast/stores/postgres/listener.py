@@ -55,7 +55,7 @@ class InboxChannel:
         return f"hfp{number:016x}{self._secret}"
 
     def stop(self) -> None:
-        """Receive nothing more. Twice is harmless."""
+        """Receive nothing more. Calling it twice is harmless."""
         self._stopped = True
         self._stop(self)
 
@@ -86,7 +86,7 @@ class Listener:
         self._linger: asyncio.TimerHandle | None = None
 
     def listen(self, listener: Callable[[Signal], None], hints: Collection[Hint]) -> Callable[[], None]:
-        """Call `listener` in this event loop for each of these hints. Call the answer to stop."""
+        """Call `listener` in this event loop for each of these hints. Call the returned function to stop."""
         if self._closed:
             raise StoreUnavailable("the store is closed")
         loop = asyncio.get_running_loop()
@@ -136,7 +136,7 @@ class Listener:
                     _log.exception("a listener failed at %r", signal.hint.value)
 
     async def close(self) -> None:
-        """Stop everything. Twice is harmless."""
+        """Stop everything. Calling it twice is harmless."""
         self._closed = True
         self._listeners.clear()
         self._inboxes.clear()

@@ -38,7 +38,7 @@ class Ends:
         self._gap: list[int] | None = row["gap"]
 
     def check(self, position: Position, cut: Position) -> None:
-        """Raise EventsTrimmed for the position that the ends were read for, if events between it and the rest are lost.
+        """Raise EventsTrimmed if events just after the position that the ends were read for are lost.
 
         `cut` is the last removed event: of the reader's tenant, or of all tenants.
         """

@@ -41,7 +41,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Notification(msgspec.Struct, array_like=True):
-    """A notification: the handle that sent it, and the record of the job with the hint of a single completion."""
+    """A notification: the handle that sent it, and its hints. The hint of a single completion has the job's record."""
 
     origin: str
     hints: list[Notice]
@@ -51,7 +51,7 @@ class Notification(msgspec.Struct, array_like=True):
 def channel_of(secret: str, hint: Hint) -> str:
     """The channel of a schema for one kind of hint, so that a listener is not woken by other kinds.
 
-    Any role that may connect can LISTEN. So the name contains a secret that only roles know which may read the tables.
+    Any role that may connect can LISTEN. So the name contains a secret, known only to roles that may read the tables.
     """
     return f"hf{hint.value[0]}{secret}"
 
@@ -97,7 +97,7 @@ class Notifier:
         self._pending: dict[Notice, None] = {}
         self._urgent = asyncio.Event()
         self._waits = False
-        """The pending hints are not urgent: they wait for a hint to be sent with."""
+        """Whether the pending hints wait to be sent together with the next urgent one."""
         self._closed = False
         self._full_until = 0.0
         self._warned_full = False

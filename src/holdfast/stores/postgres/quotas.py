@@ -1,13 +1,13 @@
 """Quotas of waiting jobs. [TENANT-5]
 
 Enqueues and replays of a tenant with a quota run one at a time, so that the count is exact. The tenant is locked after
-everything else, so a transaction that holds it waits for no other lock. Enqueues that join a caller's transaction do
-not wait for it, and may overshoot by those in flight.
+everything else, so a transaction with this lock waits for no other one. Enqueues that join a caller's transaction do
+not wait for it. They may exceed the quota by the jobs in flight.
 
-Far from its quota a backlog is not counted. Every job that comes to wait or run draws a number of one sequence first.
-So the waiting jobs are at most those that waited and ran at the last count, plus the numbers drawn since. Only if that
-exceeds the quota, the jobs are counted again, which takes longer the larger the quota is: 88 ms for 200,000. Jobs in a
-caller's open transaction drew their numbers before and are not visible: while there are any, no count is cached.
+A backlog far below its quota is not counted. Each job draws a number from one sequence before it starts to wait or run.
+So no more jobs wait than waited or ran at the last count, plus the numbers drawn since. If this bound exceeds the
+quota, the jobs are counted again. A count takes longer with a larger quota: 88 ms for 200,000. Jobs in a caller's open
+transaction have drawn their numbers and are not visible yet: while there are any, no count is cached.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Quotas:
             if drawn >= since and most + tenants.count(tenant) <= limit:
                 waiting[tenant, queue] = most
                 continue
-            # In this order: a transaction that joins after this check draws numbers that count as drawn since.
+            # After reading `drawn`: a transaction that joins after this check draws later numbers, which are added.
             alone = wait and await session.value("tenant_unjoined", f"{schema}:{tenant}")
             names = (tenant, queue) if queue else (tenant,)
             (row,) = await session.rows(

@@ -15,7 +15,16 @@ from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT, OTHERS_SCAN, Standi
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, NewJob, PurgeCount
 from holdfast.core.listing import GROWTH, Place, cursor_text
 from holdfast.core.names import check_id
-from holdfast.paging import AFTER_ALL, QUEUES_READ, Part, merged, name_cursor, tenant_cursor, tenant_page_of
+from holdfast.paging import (
+    AFTER_ALL,
+    QUEUES_READ,
+    Part,
+    merged,
+    name_cursor,
+    segment_cursor,
+    tenant_cursor,
+    tenant_page_of,
+)
 from holdfast.store import (
     PAGE_LIMIT,
     ListQuery,
@@ -152,7 +161,7 @@ async def _walk(
     client: PostgresClient, lane: TenantLane, fingerprint: str, query: ListQuery
 ) -> AsyncIterator[tuple[str, Job]]:
     """The jobs of a lane from the cursor on, each with the cursor of its position."""
-    start, after = _parse_cursor(query.cursor)
+    start, after = segment_cursor(query.cursor)
     for number, (name, states, first, columns) in enumerate(_SEGMENTS):
         if number < start or not query.states & states:
             continue
@@ -255,15 +264,3 @@ async def stats(client: PostgresClient, cache: LaneCache, tenant: str, queues: S
 def _shown(job: Job, now: int) -> Job:
     job.state = lifecycle.shown(job, now)
     return job
-
-
-def _parse_cursor(cursor: str | None) -> tuple[int, tuple[int, ...]]:
-    if cursor is None:
-        return 0, ()
-    try:
-        segment, *position = (int(part) for part in cursor.split("."))
-    except ValueError:
-        raise InvalidOption("cursor", f"{cursor!r} did not come from a list") from None
-    if segment not in range(3) or any(not -1 <= part < 2**62 for part in position) or not position:
-        raise InvalidOption("cursor", f"{cursor!r} did not come from a list")
-    return segment, tuple(position)

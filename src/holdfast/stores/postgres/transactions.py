@@ -75,7 +75,7 @@ class Transactions:
         self._notifier = Notifier(self._client, self.cache, listener.origin, listener.deliver)
 
     async def close(self) -> None:
-        """Send pending hints and close every connection. Twice is harmless."""
+        """Send pending hints and close every connection. Calling it twice is harmless."""
         notifier, self._notifier = self._notifier, None
         listener, self._listener = self._listener, None
         if notifier is not None and listener is not None:

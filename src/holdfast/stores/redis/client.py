@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self
 
 from redis.asyncio import Redis, RedisCluster
 from redis.crc import key_slot
@@ -28,10 +28,6 @@ RETRY_S = 0.05
 
 MAX_REDIRECTS = 8
 """How many redirections of a cluster to follow for one call."""
-
-Call = tuple[str | bytes, Sequence[Argument]]
-"""A script's key and arguments."""
-_Call = tuple[bytes, Sequence[Argument]]
 
 
 class LuaScript(Protocol):
@@ -122,27 +118,6 @@ class RedisClient:
         except REDIS_ERRORS as error:
             raise self._translated(error) from error
 
-    async def run_many(self, script: LuaScript, calls: Sequence[Call], *, repeat: bool) -> list[Any]:
-        """Run a script once for each call; the replies come in the order of the calls.
-
-        On a cluster, calls of one slot run in order and slots run side by side. If one call fails, its error is raised,
-        and others may have run.
-        """
-        slots: dict[int, list[int]] = {}
-        keyed = [(_bytes(key), args) for key, args in calls]
-        for position, (key, _) in enumerate(keyed):
-            slots.setdefault(self._router.slot(key), []).append(position)
-        parts = list(slots.values())
-        work = [self._run_slot(script, [keyed[n] for n in part], repeat=repeat) for part in parts]
-        done = [await work[0]] if len(work) == 1 else await asyncio.gather(*work, return_exceptions=True)
-        replies: list[Any] = [None] * len(calls)
-        for part, outcome in zip(parts, done, strict=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
-            for position, reply in zip(part, outcome, strict=True):
-                replies[position] = reply
-        return replies
-
     async def command(self, key: str | bytes, *args: Argument, repeat: bool = False) -> Any:
         """Run a plain command on the server that has `key`. Raises as `run` does."""
         try:
@@ -165,12 +140,6 @@ class RedisClient:
         """INFO of every primary, by its name; empty if the server forbids it."""
         return [(name, _parse_info(reply or b"")) for name, reply in await self.each("INFO", "all")]
 
-    async def config_get(self, name: str) -> str | None:
-        """A setting of the server (of a cluster's first node); None if it is forbidden or unknown."""
-        for _, reply in await self.each("CONFIG", "GET", name):
-            return cast("bytes", reply[1]).decode() if reply else None
-        return None
-
     async def slot_owners(self, keys: Sequence[str | bytes]) -> list[tuple[int, str]]:
         """For each key its slot and the name of the server that has it."""
         try:
@@ -190,36 +159,6 @@ class RedisClient:
     async def drop_connections(self) -> None:
         """Use no connection made so far again: one was found dead, and others may be. Does not suspend."""
         await self._router.drop_connections()
-
-    async def _run_slot(self, script: LuaScript, calls: Sequence[_Call], *, repeat: bool) -> list[Any]:
-        """Run calls of one slot in order.
-
-        They run in a transaction. Without one, another client could load the script between two of our calls: the first
-        would be refused with NOSCRIPT, the second would run, and the order would be lost.
-        """
-        if len(calls) == 1:
-            return [await self.run(script, *calls[0], repeat=repeat)]
-        try:
-            replies = await self._transaction(script, calls, by_hash=True, repeat=repeat)
-            if isinstance(replies[0], NoScriptError):
-                replies = await self._transaction(script, calls, by_hash=False, repeat=repeat)
-            return [_checked(reply) for reply in replies]
-        except REDIS_ERRORS as error:
-            raise self._translated(error) from error
-
-    async def _transaction(
-        self, script: LuaScript, calls: Sequence[_Call], *, by_hash: bool, repeat: bool
-    ) -> list[Any]:
-        first = (b"EVALSHA", script.sha) if by_hash else (b"EVAL", script.text)
-        parts = [_MULTI]
-        for position, (key, args) in enumerate(calls):
-            head = (b"EVALSHA", script.sha) if position else first
-            parts.append(pack(*head, *self._key_arguments(key), *args))
-        parts.append(_EXEC)
-        replies = await self._send_guarded(calls[0][0], b"".join(parts), len(parts), repeat=repeat, follow=False)
-        for reply in replies:
-            _checked(reply)  # The reply to a command that could not be queued comes before the EXECABORT it causes.
-        return cast("list[Any]", replies[-1])
 
     def _key_arguments(self, key: bytes) -> tuple[bytes, ...]:
         """The keys that a script call names, after their number.
@@ -248,7 +187,7 @@ class RedisClient:
         return await self._send(key, packed, count, follow=follow)
 
     async def _send(self, key: bytes, packed: bytes, count: int, *, follow: bool) -> list[Any]:
-        """Send a command or a transaction to the server that has `key`, and follow a cluster's redirections.
+        """Send a command to the server that has `key`, and follow a cluster's redirections.
 
         Without `follow`, ASK is not followed. A script uses more keys than the one it names. While a slot moves, some
         of them are still on the old node, and the new node would treat them as empty. So the call waits until the
@@ -302,8 +241,6 @@ class RedisClient:
 
 _NOT_RUN = (AskError, TryAgain, ClusterDownError, ReadOnlyError)
 """Errors that say that the call did not run."""
-_MULTI = pack("MULTI")
-_EXEC = pack("EXEC")
 _ASKING = pack("ASKING")
 _PING = pack("PING")
 """The server writes to clients in the reverse order of their first pending output. A script publishes before it
@@ -312,9 +249,8 @@ and makes us the last. (ADR 9)"""
 
 
 def _not_run(replies: list[Any]) -> Exception | None:
-    """The error that says that the call did not run: a command's reply, or one within a transaction's."""
-    inner = cast("list[Any]", replies[-1]) if len(replies) > 1 and isinstance(replies[-1], list) else []
-    return next((reply for reply in (*replies, *inner) if isinstance(reply, _NOT_RUN)), None)
+    """The reply that says that the call did not run."""
+    return next((reply for reply in replies if isinstance(reply, _NOT_RUN)), None)
 
 
 def _bytes(key: str | bytes) -> bytes:

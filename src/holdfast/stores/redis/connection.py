@@ -50,7 +50,7 @@ class RedisConnection(asyncio.Protocol):
         return self._error is None and not self._transport.is_closing()
 
     async def exchange(self, packed: bytes, count: int, timeout_s: float) -> list[Any]:
-        """Send commands and read `count` replies. Errors that the server replied with are values among them.
+        """Send commands and read `count` replies. An error reply is returned as a value.
 
         Raises `ConnectionLost` and TimeoutError. After either, and after a cancellation, the connection is unusable.
         """

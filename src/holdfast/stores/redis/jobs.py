@@ -67,7 +67,7 @@ _UPDATED: dict[int, TtlStatus] = {
     layout.DONE: "updated",
 }
 _ITEM_OVERHEAD = 200
-"""About how many bytes an item takes in addition to its payload or result."""
+"""The approximate size of an item without its payload or result, in bytes."""
 
 
 async def enqueue(shards: Shards, items: Sequence[NewJob], under: Lease | None) -> list[EnqueueAnswer]:

@@ -22,7 +22,7 @@ from holdfast.stores.redis.shards import Shards
 READ_LIMIT = 500
 """The most jobs that one script reads."""
 READ_BYTES = 2 * 1024 * 1024
-"""About the most bytes that one script reads."""
+"""The approximate limit of bytes that one script reads."""
 
 _ORDERS: tuple[tuple[frozenset[JobState], str], ...] = (
     (WAITING, "w"),

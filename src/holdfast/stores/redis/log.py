@@ -24,7 +24,7 @@ from holdfast.stores.redis.records import encode
 from holdfast.stores.redis.shards import Shards
 
 READ_BYTES = 2 * 1024 * 1024
-"""About the most bytes that one script reads."""
+"""The approximate limit of bytes that one script reads."""
 MAX_SPLITS = 1000
 """The most places at which one script splits a shard's log."""
 FIRST_SCAN, NEXT_SCAN, MIN_SCAN = 100, 200, 500

@@ -29,10 +29,6 @@ REFRESH_S = 0.1
 class Router(Protocol):
     """Finds the connection pool for a key."""
 
-    def slot(self, key: bytes) -> int:
-        """Keys with the same number can share a transaction."""
-        ...
-
     async def pool(self, key: bytes) -> ConnectionPool: ...
 
     async def redirect(self, error: AskError, *, moved: bool) -> ConnectionPool | None:
@@ -71,9 +67,6 @@ class SingleRouter:
         self._name = settings.service or ", ".join(map(str, settings.hosts)) or settings.shown
         self._pool = ConnectionPool(self._connector.connect, settings.connections, settings.timeout_s, settings.shown)
 
-    def slot(self, key: bytes) -> int:  # noqa: ARG002
-        return 0
-
     async def pool(self, key: bytes) -> ConnectionPool:  # noqa: ARG002
         return self._pool
 
@@ -109,9 +102,6 @@ class ClusterRouter:
         self._stale = True
         self._refreshed_at = 0.0
         self._lock = asyncio.Lock()
-
-    def slot(self, key: bytes) -> int:
-        return key_slot(key)
 
     async def pool(self, key: bytes) -> ConnectionPool:
         if self._stale:

@@ -18,7 +18,7 @@ from holdfast.stores.redis.layout import LUA_CONSTANTS
 
 PARTS = (
     "records", "keys", "jobs", "leases", "replies", "lanes", "turns", "waiters", "log", "picking", "granting",
-    "trimming",
+    "trimming", "reading",
 )  # fmt: skip
 """In the order in which they build on each other."""
 _NO_SCRIPTS = frozenset({*PARTS, "head", "prelude", "writes", "single_enqueue", "single_finish"})

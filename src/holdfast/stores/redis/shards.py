@@ -24,12 +24,12 @@ I = TypeVar("I")  # noqa: E741 - an item
 MAX_BATCH = 500
 """The most items of one script call."""
 MAX_BATCH_BYTES = 1024 * 1024
-"""About the most bytes of one script call."""
+"""The approximate limit of bytes in one script call."""
 CLUSTER_SHARDS = 16
 UNREACHABLE_S = 5.0
 """How long a shard that did not answer is left out, if other shards suffice."""
 _WAITED_FOR = frozenset({"enqueue", "finish"})
-"""Scripts whose notifications are waited for: by workers for a job, by callers for a result."""
+"""Scripts whose notifications wake a waiter: a worker that waits for a job, a caller that waits for a result."""
 
 
 class Shards:

@@ -4,7 +4,7 @@ Invariants verified:
     every event is a transition that exists from the job's state                    [STATE-1, STATE-2, STATE-3]
     a lease begins while no other is live, with a token that was never used         [CLAIM-1, LEASE-5]
     attempts count leases; a release returns one, a replay all                      [RETRY-1, RETRY-5]
-    no job is retried after its last attempt, or fails before it for want of one    [RETRY-1, RETRY-4]
+    no job is retried after its last attempt; none runs out of attempts before it   [RETRY-1, RETRY-4]
     the holder ends a lease only before its deadline, the store only at or after it [LEASE-1, LEASE-3]
     the events of a life are numbered 1, 2, 3, ..., and its record has the last number     [EVENT-1]
     time does not go back

@@ -133,7 +133,7 @@ class Pair:
         expect(type(want) is Trimmed or counts[0] >= counts[1], "trimmed more than the rules allow [EVENT-2]")
 
     def _check_next(self, step: TraceStep, answer: Claimed | Reaped, side: Side) -> None:
-        """A claim below its limit left no visible job, and says when to claim again: in time, not now. [CLAIM-3]"""
+        """A claim below its limit left no visible job. It says when to claim again: not now, and not late. [CLAIM-3]"""
         request: Any = step.arguments[0]
         claimed = isinstance(request, ClaimRequest)
         if claimed and len(answer.jobs) == request.limit:

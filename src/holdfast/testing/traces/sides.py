@@ -25,11 +25,11 @@ OWN = frozenset({"seq", "series", "next_at"})
 UNKNOWN = 10**12
 """Added to the rank of a lease that was never granted, to make a token that was never granted."""
 PAGES = 10_000
-"""More than any trace has: a store that returns more pages never ends."""
+"""More pages than any trace has: a store that returns more never ends."""
 
 
 class Trimmed(Struct, frozen=True):
-    """A read found that events were trimmed, with the events that are left. `lost`: of these tenants; None: of all."""
+    """The events that are left when a read finds some trimmed. `lost`: the tenants that lost events; None: all."""
 
     rest: list[Event]
     lost: frozenset[str] | None

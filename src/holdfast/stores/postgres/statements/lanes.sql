@@ -16,7 +16,7 @@ RETURNING lane, queue_id, ranks, tenant, queue;
 UPDATE {s}.lanes SET paused = $2 WHERE lane = $1 AND {check_cache:3};
 -- name: find_queue
 SELECT queue_id FROM {s}.queues WHERE queue = $1 AND {check_cache:2};
--- The lanes of a queue name that have waiting jobs, and when the first is visible, by skips along the index.
+-- The lanes of a queue name that have waiting jobs, and when the first job is visible. Skips from lane to lane in the index.
 -- name: lanes_with_work
 WITH RECURSIVE walk AS (
     (SELECT j.lane, j.rank,

@@ -8,9 +8,9 @@ CROSS JOIN LATERAL (
     UNION ALL
     SELECT {cold} FROM {s}.done WHERE seq = ids.seq
 ) x WHERE {check_cache:3};
--- A job, and of a visible one: up to $5 visible jobs of its lane ($2, of queue $1) that come before it, and up to $6 other
--- lanes with visible jobs, among $7 that have waiting ones. The lanes are found by skips along the index. Each LIMIT in a
--- LATERAL keeps the planner at an index probe for each priority: by old statistics it joins all jobs of the lane instead.
+-- A job. If it is visible, also counts the visible jobs before it in its lane ($2, of queue $1), up to $5, and the other lanes
+-- with visible jobs, up to $6, among $7 lanes with waiting jobs. It skips from lane to lane in the index. A LIMIT in each
+-- LATERAL makes the planner probe the index by priority. Without it, old statistics lead to a join of all jobs of the lane.
 -- name: standing
 WITH RECURSIVE found AS MATERIALIZED (
     SELECT {s}.now_ms() AS now, x.* FROM {s}.ids CROSS JOIN LATERAL (

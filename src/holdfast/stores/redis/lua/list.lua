@@ -1,4 +1,4 @@
--- Reads some of a lane's jobs in one of the three orders of a list.   uses: nothing
+-- Reads some of a lane's jobs in one of the three orders of a list.   uses: reading
 --
 -- request: { lane, names of the sorted sets (see LANE_KEYS), score to start after or false, count, most bytes }
 -- ARGV[3]: the member to start after.
@@ -9,28 +9,14 @@ local name, sets, after_score, count, max_bytes = unpack(request)
 local after_member = ARGV[3]
 local lane = lane_of(name)
 
--- How many members of a set come up to the one to start after. By bisection: that one may be gone by now.
-local function passed(key)
-  if not after_score then
-    return 0
-  end
-  local low = call('ZCOUNT', key, '-inf', '(' .. int_text(after_score))
-  local high = call('ZCOUNT', key, '-inf', int_text(after_score))
-  while low < high do
-    local middle = floor((low + high) / 2)
-    if not bytes_before(after_member, call('ZRANGE', key, middle, middle)[1]) then
-      low = middle + 1
-    else
-      high = middle
-    end
-  end
-  return low
+local function passed(member)
+  return not bytes_before(after_member, member)
 end
 
 local found = {}
 for _, set_name in ipairs(sets) do
   local key = lane[set_name]
-  local first = passed(key)
+  local first = after_score and count_before(key, after_score, passed) or 0
   local members = call('ZRANGE', key, first, first + count - 1, 'WITHSCORES')
   for n = 1, #members, 2 do
     found[#found + 1] = { tonumber(members[n + 1]), members[n] }
@@ -42,16 +28,4 @@ if #sets > 1 then
   end)
 end
 
-local answer, bytes = { now, #found >= count and 1 or 0 }, 0
-for n = 1, min(#found, count) do
-  local raw = call('HGET', lane.j, sub(found[n][2], 8)) or ''
-  bytes = bytes + #raw
-  if bytes > max_bytes and n > 1 then
-    answer[2] = 1
-    break
-  end
-  answer[#answer + 1] = int_text(found[n][1])
-  answer[#answer + 1] = found[n][2]
-  answer[#answer + 1] = raw
-end
-return answer
+return page_of(lane, found, count, max_bytes)

@@ -81,7 +81,7 @@ async def batches_of_acknowledgements_answer_item_by_item_too(h: Harness) -> Non
 
 @rule("ENQ-4")
 async def batches_of_extensions_answer_item_by_item_too(h: Harness) -> None:
-    """A lease that is lost or over among those that live is refused alone, and the others are extended."""
+    """Only the leases that are lost or over are refused. The others in the batch are extended."""
     async with h.frozen() as f:
         await f.queued("a", "b", "c")
         jobs = [*await f.claim(2), await f.claim_one("c", lease_ms=SECOND)]

@@ -338,7 +338,7 @@ async def a_claim_finds_its_job_in_a_large_backlog(h: Harness) -> None:
 
 @rule("CLAIM-5")
 async def a_paused_queue_accepts_jobs_and_hands_out_none(h: Harness) -> None:
-    """Neither the tenant's workers nor those for all tenants get a job, be it ready or becoming due."""
+    """Neither the tenant's workers nor those for all tenants get a job, whether it is ready or becomes due."""
     await h.queued("before")
     await h.store.pause(h.tenant, h.queue, paused=True)
     await h.store.pause(h.tenant, h.queue, paused=True)  # It can be called twice.

@@ -11,7 +11,7 @@ from holdfast.core.names import FLOWS
 from holdfast.core.policy import TypeInfo
 from holdfast.core.times import moment
 from holdfast.queue.queue import Queue
-from holdfast.store import TenantSettings, WorkerInfo
+from holdfast.store import PAGE_LIMIT, TenantSettings, WorkerInfo
 from holdfast.testing.conformance.expect import expect, expect_a, expect_equal, expect_some
 from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Harness
 from holdfast.testing.conformance.rules import rule
@@ -317,6 +317,10 @@ async def a_quota_that_is_reached_is_a_note(h: Harness) -> None:
         await expect_causes(f, READY, "next", "quota", "quota")
         await f.claim_one("job")
         await expect_causes(f, READY, "next", id="second")
+        many = f.name("t")
+        await f.store.enqueue([NewJob(JobKey(many, f"q{n}", "job"), Envelope("x", b"")) for n in range(PAGE_LIMIT + 2)])
+        await f.store.set_tenant(many, TenantSettings(max_waiting=PAGE_LIMIT + 2))
+        expect_some((await explain(f, "job", "q1", many)).has("quota"), "a quota over more queues than one page has")
 
 
 def plan_of_three(h: Harness) -> Plan:

@@ -121,7 +121,7 @@ async def a_list_of_all_queues_shows_only_the_tenants_own(h: Harness) -> None:
 
 @rule("STATE-1")
 async def jobs_that_change_between_pages_come_at_most_once_more(h: Harness) -> None:
-    """Time goes on: a job that changes gets a later place, before the pages that follow."""
+    """A change gives a job a later time, and so a place before the pages that follow."""
     async with h.frozen() as f:
         await f.queued(*(f"job-{number}" for number in range(6)))
         await f.advance(1)

@@ -131,7 +131,7 @@ async def settings_left_out_stay_unchanged(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def concurrent_enqueues_do_not_exceed_a_quota(h: Harness) -> None:
-    """An exact quota is never exceeded; one that is not exact, by the jobs in flight at most."""
+    """An exact quota is never exceeded. Any other quota is exceeded by at most the jobs in flight."""
     most, flights = 5, 20
     await limit(h, most, queue=h.queue)
     stores = await h.handles(4)
@@ -184,7 +184,7 @@ async def jobs_of_other_queues_do_not_count_against_a_queues_quota(h: Harness) -
 
 
 async def waiting(h: Harness) -> int:
-    """How many jobs of the tenant wait, by the refusal of an enqueue."""
+    """How many jobs of the tenant wait, as the refusal of an enqueue says."""
     await limit(h, 0, queue=None)
     refusal = expect_a(await h.enqueue(h.name("probe")), QuotaExceeded, "enqueue under a quota of 0")
     await limit(h, 1000, queue=None)

@@ -156,9 +156,9 @@ async def a_canceled_waiter_does_not_affect_the_others(h: Harness) -> None:
         await asyncio.sleep(0)
         leaves.cancel()
         ends: list[object] = list(await asyncio.gather(leaves, short, return_exceptions=True))
-        expect_equal([type(end) for end in ends], [asyncio.CancelledError, WaitTimeout], "ends of those who left")
+        expect_equal([type(end) for end in ends], [asyncio.CancelledError, WaitTimeout], "ends of two of the waiters")
         h.accepted(await h.complete(await h.claim_one("job"), b"1"), JobState.COMPLETED)
-        expect_equal(await stays, 1, "result of the one who stayed")
+        expect_equal(await stays, 1, "result of the third waiter")
 
 
 # CLAIM-3 --------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ CREATE TABLE {s}.meta (
 );
 INSERT INTO {s}.meta DEFAULT VALUES;
 
--- CACHE 1 each: their numbers have the order of the draws.
+-- Sequences without a cache (CACHE 1): numbers grow in the order in which they are drawn.
 CREATE SEQUENCE {s}.seqs;    -- jobs
 CREATE SEQUENCE {s}.tokens;  -- leases [LEASE-5]
 CREATE SEQUENCE {s}.events_n;

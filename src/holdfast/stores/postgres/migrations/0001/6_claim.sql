@@ -11,11 +11,11 @@
 -- first lane in the turns that has work. If no such lane has work, they enter at p_floors. It is NULL while the
 -- claimer has not named all lanes that are in the turns.
 --
--- Every job that is read stays locked until the commit, also if it is not taken. Another claim skips it meanwhile, and
--- learns that it should look again.
+-- Every job that is read stays locked until the commit, even if it is not taken. Other claims skip it meanwhile, and
+-- learn that they should look again.
 --
--- Answers rows with `seq`, and then one without: info = { clock, 1 if leases have expired, next deadline or NULL }, followed for
--- each lane by the number of jobs found, its cost, and when its next job is due (NULL: none, or it found all it looked for).
+-- Answers rows with `seq`, then a row without: info = { clock, 1 if leases have expired, next deadline or NULL }, then for
+-- each lane the number of jobs found, its cost, and when its next job is due (NULL: none, or it found all it looked for).
 CREATE FUNCTION {s}.claim(
     p_lanes int[], p_queue_ids int[], p_qs int[], p_times bigint[], p_in boolean[], p_ties int[], p_ks int[],
     p_low_water bigint[], p_floors bigint[], p_shares int[], p_bounds bigint[],
@@ -136,7 +136,7 @@ BEGIN
                 count(*) FILTER (WHERE sure) OVER (PARTITION BY q) AS all_
             FROM certain c
         ), rotated AS (
-            -- Take from the queues in rotation, up to where the first of them is no longer certain.
+            -- Take from the queues in rotation, and stop where the order of one of them is no longer certain.
             SELECT c.*, nth * v_queues + q AS place, least(
                 min(CASE WHEN cut IS NOT NULL AND all_ < p_shares[q + 1] THEN all_ * v_queues + q END) OVER (),
                 (SELECT min(n) FROM generate_series(0, v_queues - 1) AS n

@@ -127,8 +127,8 @@ EXCEPTION WHEN SQLSTATE 'HF001' THEN
     now := NULL;
 END $$;
 
--- Notifies waiting claims (p_ready) unless the job was handed off, and always the other listeners. NULL channels: sends
--- nothing but a hand-off.
+-- Always notifies the other listeners, and waiting claims (p_ready) unless the job was handed off. NULL channels: sends
+-- only a hand-off.
 CREATE PROCEDURE {s}.enqueue_one_and_notify(
     p_channels text[], p_hints text[], p_ready text[], p_tenant text, p_queue_id int, p_lane int, p_id text, p_type text,
     p_request text, p_rank smallint, p_attempts int, p_delay bigint, p_run_at bigint, p_ttl bigint, p_head bytea,

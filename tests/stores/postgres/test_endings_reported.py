@@ -1,4 +1,4 @@
-"""A job that completes alone is told of with its record: whoever waits for it need not look. [RESULT-2]"""
+"""The hint of a single completion has the record: a waiter needs no read. [RESULT-2]"""
 
 import asyncio
 
@@ -10,12 +10,12 @@ from tests.stores.postgres.support import claim, new, opened
 from tests.stores.postgres.test_hints import InboxChannel
 
 
-async def told_of(postgres, database, item, result, change=None):
+async def reported_of(postgres, database, item, result, change=None):
     """How another handle is notified of the end of a job, and what it reads."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
-        ear = InboxChannel()
-        stop = other.listen(ear, {Hint.DONE})
-        await ear.expect(lambda signal: not signal.queue)
+        listener = InboxChannel()
+        stop = other.listen(listener, {Hint.DONE})
+        await listener.expect(lambda signal: not signal.queue)
         await store.enqueue([item])
         (job,) = await claim(store, 1)
         if change is not None:
@@ -25,10 +25,10 @@ async def told_of(postgres, database, item, result, change=None):
         ):  # While hints go by themselves, this one would go with them.
             await asyncio.wait([store._transactions.notifier._sending])
         await store.finish([Finish(job.key, job.token, "complete", result)])
-        await ear.expect(lambda signal: signal.id == item.key.id)
+        await listener.expect(lambda signal: signal.id == item.key.id)
         stop()
         (found,) = await other.get([item.key])
-        return next(signal.job for signal in ear.signals if signal.id == item.key.id), found
+        return next(signal.job for signal in listener.signals if signal.id == item.key.id), found
 
 
 async def report(store, job):
@@ -47,7 +47,7 @@ async def report(store, job):
     ids=["plain", "no result", "odd letters", "key and headers", "progress"],
 )
 async def test_the_record_in_a_notification_is_the_stored_one(postgres, database, item, result, change):
-    job, found = await told_of(postgres, database, item, result, change)
+    job, found = await reported_of(postgres, database, item, result, change)
     assert found is not None
     assert job == found
 
@@ -58,5 +58,5 @@ async def test_the_record_in_a_notification_is_the_stored_one(postgres, database
     ids=["too large", "gone at once"],
 )
 async def test_a_record_that_does_not_fit_or_is_not_kept_is_only_named(postgres, database, item, result):
-    job, _ = await told_of(postgres, database, item, result)
+    job, _ = await reported_of(postgres, database, item, result)
     assert job is None
