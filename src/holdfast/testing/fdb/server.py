@@ -59,13 +59,15 @@ class FdbProcess(ServerProcess):
     _log_name = "fdbserver.log"
     _stop_signal = signal.SIGTERM
 
-    def __init__(self, program: str, port: int, directory: Path, cluster: str) -> None:
+    def __init__(self, program: str, port: int, directory: Path, cluster: str, listens_on: int | None = None) -> None:
         self.port, self.directory = port, directory
+        self._listens_on = listens_on or port
         directory.mkdir(parents=True)
         # A file of its own: servers write it, too.
         file = directory / "fdb.cluster"
         file.write_text(cluster)
-        where = ["-p", f"{HOST}:{port}", "-C", str(file), "-d", str(directory / "data"), "-L", str(directory)]
+        where = ["-p", f"{HOST}:{port}", "-l", f"{HOST}:{self._listens_on}", "-C", str(file)]
+        where += ["-d", str(directory / "data"), "-L", str(directory)]
         zone = [f"--locality_machineid={port}", f"--locality_zoneid={port}"]
         self._child = ChildProcess([program, *where, *zone], directory)
         self._close = weakref.finalize(self, self._child.close)
@@ -75,22 +77,26 @@ class FdbProcess(ServerProcess):
 
     def _is_ready(self) -> bool:
         with socket.socket() as probe:
-            return probe.connect_ex((HOST, self.port)) == 0
+            return probe.connect_ex((HOST, self._listens_on)) == 0
 
 
 class FdbServer:
     """A database in memory, with its log on disk, on free ports of 127.0.0.1. It is ready when this object is made.
 
-    With several processes, all of them are coordinators, and each commit is kept by two.
+    With several processes, all of them are coordinators, and each commit is kept by two. `proxied` is for one behind a
+    proxy: the port of the proxy, to which clients are led, and the port on which the process listens.
     """
 
-    def __init__(self, processes: int = 1) -> None:
+    def __init__(self, processes: int = 1, *, proxied: tuple[int, int] | None = None) -> None:
         self._program, self._cli = _programs()
         self.nodes: list[FdbProcess] = []
         """The processes."""
         self._directory = tempfile.TemporaryDirectory(prefix="holdfast-fdb-", ignore_cleanup_errors=True)
         try:
-            self._start(processes)
+            if proxied:
+                self._start_on([proxied[0]], "proxied", proxied[1])
+            else:
+                self._start(processes)
             self.command(f"configure new {'single' if processes == 1 else 'double'} memory")
             self.wait()
         except BaseException:
@@ -99,16 +105,18 @@ class FdbServer:
 
     def _start(self, processes: int) -> None:
         for attempt in range(TRIES):
-            ports = [free_port() for _ in range(processes)]
-            cluster = f"test:test@{','.join(f'{HOST}:{port}' for port in ports)}\n"
-            place = Path(self._directory.name) / str(attempt)
             with contextlib.suppress(PortTaken):
-                for port in ports:
-                    self.nodes.append(FdbProcess(self._program, port, place / str(port), cluster))
-                Path(self.cluster_file).write_text(cluster)
+                self._start_on([free_port() for _ in range(processes)], str(attempt))
                 return
             self._end()
         raise ServerError(f"no free ports after {TRIES} tries")
+
+    def _start_on(self, ports: list[int], name: str, listens_on: int | None = None) -> None:
+        cluster = f"test:test@{','.join(f'{HOST}:{port}' for port in ports)}\n"
+        Path(self.cluster_file).write_text(cluster)
+        for port in ports:
+            place = Path(self._directory.name) / name / str(port)
+            self.nodes.append(FdbProcess(self._program, port, place, cluster, listens_on))
 
     @property
     def cluster_file(self) -> str:
