@@ -29,6 +29,8 @@ from tests.chaos.workers import TENANT, notes
 from tests.chaos.zygote import Zygote, warmed
 from tests.log import all_events
 
+PATIENCE_S = 90.0
+"""A cluster that lost several processes one after the other may need a minute on a busy machine."""
 PROCESSES, PRODUCERS, CREW, LEASE_S = 3, 2, 3, 3
 
 
@@ -92,7 +94,7 @@ class Kills:
         await asyncio.to_thread(node.kill)
         await asyncio.sleep(self.chance.uniform(0, 3))
         await asyncio.to_thread(node.restart)
-        await asyncio.to_thread(self.server.wait)
+        await asyncio.to_thread(self.server.wait, PATIENCE_S)
         self.done.servers += 1
 
     async def _check(self, queue: Queue) -> None:
@@ -113,15 +115,15 @@ async def main(seconds: str = "60", seed: str = "1", lake: str = "") -> int:
         server = stack.enter_context(FdbServer(PROCESSES))
         log = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log")
         async with Zygote(stack.enter_context(warmed())) as zygote:
-            done = await Kills(server, zygote, int(seed), log).run(float(seconds))
-        sys.stdout.write(f"{done}: 0 lost, 0 leased twice\n")
+            killed = await Kills(server, zygote, int(seed), log).run(float(seconds))
+        sys.stdout.write(f"{killed}: 0 lost, 0 leased twice\n")
         if not lake:
             return 0
         for command in ("ingest", "audit"):
             words = [sys.executable, "-m", "holdfast", "pipeline", command, "--store", server.url(), "--lake", lake]
-            code = subprocess.run(words, check=False).returncode
-            if code:
-                return code
+            done = await asyncio.to_thread(subprocess.run, words, check=False)
+            if done.returncode:
+                return done.returncode
     return 0
 
 

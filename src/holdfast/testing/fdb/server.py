@@ -135,9 +135,10 @@ class FdbServer:
             raise ServerError(f"fdbcli {text!r}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def wait(self) -> None:
+    def wait(self, patience_s: float = PATIENCE_S) -> None:
         """Wait until the database answers."""
-        wait_until(lambda: "database is available" in self.command("status minimal"), "the database", every_s=0.1)
+        what = "the database"
+        wait_until(lambda: "database is available" in self.command("status minimal"), what, patience_s, every_s=0.1)
 
     def close(self) -> None:
         """End all processes and remove their files. It can be called more than once."""
