@@ -237,7 +237,8 @@ def _write(store: FdbStore, pairs: Iterable[tuple[bytes, bytes]]) -> None:
             tr[key] = value
         under_way.append((tr, tr.commit()))
         if len(under_way) > 4:
-            under_way.pop(0)[1].wait()
+            under_way[0][1].wait()
+            del under_way[0]
     for _, commit in under_way:
         commit.wait()
 
