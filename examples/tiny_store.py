@@ -104,7 +104,7 @@ class TinyStore(LocalStore):
         in_queue, in_tenant = (sum(job.state in WAITING for job in self._of(tenant, scope)) for scope in (queue, None))
         return self.side.settings.over_quota(tenant, queue, in_queue, in_tenant)
 
-    def replay_one(self, key, now):
+    def replay_one(self, key, now, by):
         job = self.find(key, now)
         refusal = requests.check_replay(job, key, now)
         if refusal is not None:
@@ -114,7 +114,7 @@ class TinyStore(LocalStore):
         if refusal is not None:
             return refusal
         self.side.keys.bind(scope, dedup.Binding(job.id, "until_terminal"))
-        self._record(job, lifecycle.replay(job, now))
+        self._record(job, lifecycle.replay(job, now, by))
         return answers.Replayed()
 
     @batch
@@ -152,7 +152,7 @@ class TinyStore(LocalStore):
             return answer
         if job.state is JobState.LEASED:
             self.side.notifier.add(Hint.CANCELED, *job.key)
-        self._record(job, lifecycle.cancel(job, now, self.options.retention))
+        self._record(job, lifecycle.cancel(job, now, self.options.retention, item.by))
         return "canceled"
 
     @batch
@@ -160,7 +160,7 @@ class TinyStore(LocalStore):
         job = self.find(item.key, now)
         answer = requests.check_purge(job, item)
         if answer is None:
-            self.side.log.append(lifecycle.purge(job, now, self.side.purges.count(job, now)))
+            self.side.log.append(lifecycle.purge(job, now, self.side.purges.count(job, now), item.by))
             self._forget(job)
         return answer or "purged"
 

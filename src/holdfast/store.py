@@ -308,7 +308,7 @@ class Store(Protocol):
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         """Any state that is not terminal -> canceled. Cancel wins over a running handler. [CANCEL-1 to CANCEL-3]"""
 
-    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
+    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None, by: str = "") -> list[ReplayAnswer]:
         """Failed -> ready, with attempts from 0. Of concurrent replays one wins. [DEAD-1, STATE-3, TENANT-5]"""
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:

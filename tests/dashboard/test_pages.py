@@ -270,6 +270,20 @@ async def test_cancel_replay_and_purge_do_what_they_say(opened):
     assert answer.headers["location"].startswith("/jobs")
 
 
+async def test_a_job_shows_who_acted(guarded):
+    queue = guarded.queue()
+    await queue.enqueue(fails.message("no luck"), id="bad")
+    await _run(queue, 1)
+    browser, at = await guarded.logged_in(token(subject="ann <b>")), "?queue=mail&id=bad"
+    await browser.act(f"/job/replay{at}", page=f"/job{at}")
+    await browser.act(f"/job/cancel{at}", page=f"/job{at}")
+    shown = texts(await browser.get(f"/job{at}"))
+    assert shown.count("by ann <b>") == 2
+    await browser.act(f"/job/purge{at}", page=f"/job{at}")
+    acted = [(event.kind, event.data.get("by")) async for event in queue.events() if "by" in event.data]
+    assert acted == [("replayed", "ann <b>"), ("canceled", "ann <b>"), ("purged", "ann <b>")]
+
+
 async def test_every_page_fragment_and_action_keeps_to_the_tenant_of_its_token(guarded):
     """Of another tenant's jobs nothing is shown, counted or changed, whatever is asked."""
     await guarded.queue("rival").enqueue({"text": "secret-payload"}, queue="secret-queue", id="secret-id")

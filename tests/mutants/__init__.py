@@ -6,6 +6,7 @@ shows which check caught which. One that survives is a check that is missing.
 """
 
 from tests.mutants import (
+    acting,
     budgets,
     enqueue,
     explaining,
@@ -34,7 +35,6 @@ from tests.mutants.trial import Trial, baseline, scratch, trial
 
 __all__ = ["Bug", "Mutant", "Trial", "baseline", "mutants", "scratch", "trial"]
 
-del budgets, enqueue, explaining, fdb_keys, file_handoff, lasting, lists, lua_claims, lua_endings, lua_enqueue
-del lua_lasting
-del lua_single, numbers
+del acting, budgets, enqueue, explaining, fdb_keys, file_handoff, lasting, lists, lua_claims, lua_endings, lua_enqueue
+del lua_lasting, lua_single, numbers
 del pg_claims, pg_endings, pg_enqueue, pg_log, pg_single, pg_handoff, rules, sqlite, turns

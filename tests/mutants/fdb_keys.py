@@ -129,7 +129,7 @@ def tokens_do_not_grow(bug: Bug) -> None:
 
 
 @mutant("CLAIM-3", "CANCEL-2", "RESULT-2", stores=FDB)
-def hints_are_read_but_not_told(bug: Bug) -> None:
+def hints_are_read_but_not_passed_on(bug: Bug) -> None:
     """A change wakes the handle, and it tells no listener of it."""
     bug.around(bug.fdb("notifications"), "_signals_of", lambda *_: [])
 

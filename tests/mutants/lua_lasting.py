@@ -80,7 +80,7 @@ def purge_by_age_takes_younger_ends(bug: Bug) -> None:
 @mutant("DEAD-1", "KEEP-1", stores=REDIS)
 def purge_leaves_no_event(bug: Bug) -> None:
     """A purge makes no event."""
-    bug.lua("purge", "log_job_event(job, EVENT_PURGED, count_purge(job))", "")
+    bug.lua("purge", "log_job_event(job, EVENT_PURGED, number, series, item[5])", "")
 
 
 @mutant("RESULT-1", stores=REDIS)

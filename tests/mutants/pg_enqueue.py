@@ -227,8 +227,8 @@ def prune_frees_keys_for_ever_in_postgres(bug: Bug) -> None:
 def a_replay_does_not_look_at_its_key(bug: Bug) -> None:
     """A dead letter can be replayed while another job holds its key."""
 
-    def replay(original: Planted, unit: Any, keys: Any, quotas: Any, _: Any) -> Any:
-        return original(unit, keys, quotas, {})
+    def replay(original: Planted, unit: Any, keys: Any, quotas: Any, _: Any, by: str) -> Any:
+        return original(unit, keys, quotas, {}, by)
 
     bug.around(bug.postgres("changes"), "replay", replay)
 
@@ -319,8 +319,8 @@ def quotas_are_counted_without_a_lock(bug: Bug) -> None:
 def a_replay_gets_around_the_quota_in_postgres(bug: Bug) -> None:
     """A full queue accepts replayed jobs."""
 
-    def replay(original: Planted, unit: Any, keys: Any, _: Any, bindings: Any) -> Any:
-        return original(unit, keys, bug.postgres("quotas").Quotas({}, {}), bindings)
+    def replay(original: Planted, unit: Any, keys: Any, _: Any, *rest: Any) -> Any:
+        return original(unit, keys, bug.postgres("quotas").Quotas({}, {}), *rest)
 
     bug.around(bug.postgres("changes"), "replay", replay)
 

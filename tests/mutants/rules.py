@@ -308,9 +308,9 @@ def reason_of_a_release_outlives_a_retry(bug: Bug) -> None:
 def replay_keeps_attempts(bug: Bug) -> None:
     """A replayed job has no attempts left."""
 
-    def replay(original: Planted, job: Job, now: int) -> Event:
+    def replay(original: Planted, job: Job, *rest: Any) -> Event:
         attempts = job.attempts
-        event = original(job, now)
+        event = original(job, *rest)
         job.attempts = attempts
         return event
 

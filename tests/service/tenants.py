@@ -220,8 +220,12 @@ class Tenants:
 
     async def events(self, tenant, after, limit):
         if tenant is None:
-            return msgspec.convert(await self._door("events", tenant=None, after=after, limit=limit), EventPage)
-        return await (await self.of(tenant)).events(tenant, after, limit)
+            page = msgspec.convert(await self._door("events", tenant=None, after=after, limit=limit), EventPage)
+        else:
+            page = await (await self.of(tenant)).events(tenant, after, limit)
+        for event in page.events:
+            event.data.pop("by", None)  # The service names the token.
+        return page
 
     async def last_offset(self):
         return await (await self.of("any")).last_offset()

@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.core.job import JobState
 from holdfast.core.names import AUDIT, OPERATOR
+from holdfast.ids import new_id
 from holdfast.opening import open_store
 from holdfast.service.app import ROUTES
 from holdfast.service.listening import listen
@@ -108,6 +109,65 @@ async def test_each_action_of_an_operator_is_one_line(lines):
             "every_s": 60.0,
         }  # fmt: skip
         assert removed == {"action": "schedule.remove", "outcome": "done", **WHO, "name": "nightly"}
+
+
+async def _acted(client):
+    """Who acted, by the events of the log: each kind and operator once."""
+    await client.enqueue(queue="q", id="c1")
+    await client.enqueue(queue="q", id="c2")
+    await client.enqueue(queue="q", id="c3", type="t")
+    await client.delete("/v1/queues/q/jobs/c1")
+    await client.post("/v1/queues/q/jobs:cancel", json={"jobs": [{"id": "c2"}]})
+    await client.post("/v1/jobs:cancel", json={"where": {"queue": "q", "type": "t"}})
+    for number in range(3):
+        await client.enqueue(queue="q", id=f"d{number}", max_attempts=1)
+    for replays in range(3):
+        for job in await client.claim("q", limit=3):
+            await client.finish(job, "fail", error={"type": "E", "message": "no"})
+        if replays < 2:
+            chosen = {"where": {"error": "E"}} if replays else {"ids": ["d0", "d1", "d2"]}
+            await client.post("/v1/queues/q/dead-letters:replay", json=chosen)
+    await client.post("/v1/queues/q/jobs:purge", json={"jobs": [{"id": "d0"}]})
+    await client.post("/v1/queues/q/dead-letters:purge", json={})
+    lines = (await client.get("/v1/events?follow=false")).text.splitlines()
+    events = [json.loads(line.partition(":")[2]) for line in lines if line.startswith("data:")]
+    kinds = ("canceled", "replayed", "purged")
+    acts = [event for event in events if event["kind"] in kinds]
+    assert [sum(event["kind"] == kind for event in acts) for kind in kinds] == [3, 6, 3]
+    assert not any("by" in event["data"] for event in events if event["kind"] not in kinds)
+    return {event["data"].get("by") for event in acts}
+
+
+@pytest.mark.parametrize(
+    "claims, name",
+    [
+        ({"sub": "ops@example.com", "jti": "token-1"}, "ops@example.com"),
+        ({"sub": None, "jti": "token-1"}, "token-1"),
+        ({"sub": None, "jti": None}, "a token"),
+        ({"sub": "\u00fc\n\u0000" + "x" * 300}, "\u00fc??" + "x" * 197),
+    ],
+)
+async def test_the_events_of_an_action_name_the_token(claims, name):
+    async with serving(f"memory:{new_id()}") as service:
+        assert await _acted(await service.bare(signed(**claims))) == {name}
+
+
+async def test_a_client_cannot_say_who_acts():
+    async with serving("memory:audit-claims-to-be") as service:
+        client = await service.bare(operator())
+        await client.enqueue(queue="q", id="j")
+        for path, body in (
+            ("jobs:cancel", {"jobs": [{"id": "j", "by": "bob"}]}),
+            ("jobs:purge", {"jobs": [{"id": "j", "by": "bob"}]}),
+            ("dead-letters:replay", {"ids": ["j"], "by": "bob"}),
+            ("dead-letters:purge", {"by": "bob"}),
+        ):
+            answer = await client.post(f"/v1/queues/q/{path}", json=body)
+            assert answer.status_code >= 400 or "error" in answer.json()["items"][0], (path, answer.text)
+        assert (await client.delete("/v1/queues/q/jobs/j?by=bob")).status_code >= 400
+        await client.delete("/v1/queues/q/jobs/j")
+        *_, last = (await client.get("/v1/queues/q/jobs/j/events")).json()["events"]
+        assert (last["kind"], last["data"]) == ("canceled", {"by": "ops@example.com"})
 
 
 async def test_refused_and_failed_actions_are_in_the_trail_too(lines, monkeypatch):

@@ -31,9 +31,13 @@ READERS = "readers hold back the log: they are registered at the store"
 LOG = "it counts the events of the whole store: the service's first lease key has made one"
 
 PURGES = "the counts of purges are for the audit, which reads the store"
+BY = "the service says who acts, by the token: no client can name another"
 EVERY = "it reads the events of all tenants: a token is one tenant's"
 
 NOT_OVER_HTTP = {
+    "a_canceled_event_names_the_operator": BY,
+    "a_purged_event_names_the_operator": BY,
+    "a_replayed_event_names_the_operator": BY,
     "a_reader_keeps_only_the_events_of_its_own_tenant": EVERY,
     "old_events_of_every_tenant_are_trimmed": EVERY,
     "events_of_handoffs_are_counted_in_the_log": LOG,

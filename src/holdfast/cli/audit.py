@@ -14,6 +14,7 @@ import typer
 
 from holdfast.cli.options import TENANT_VARIABLE, store_url
 from holdfast.core.errors import InvalidOption
+from holdfast.core.names import as_operator
 from holdfast.opening import shown_url
 
 NO_STORE = "-"
@@ -70,6 +71,11 @@ def _file() -> Generator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def operator() -> str:
+    """The user of this machine, for the events of the jobs."""
+    return as_operator(f"cli:{_user()}")
 
 
 def _user() -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.audit import operator
 from holdfast.cli.options import words
 from holdfast.cli.output import emit, progress, say
 from holdfast.core.errors import InvalidOption
@@ -65,7 +66,7 @@ async def cancel_matching(
     count, refused, cursor, first = 0, Counter[str](), None, True
     with progress("Canceling", None if matching.more else matching.count, quiet=json) as done:
         while first or cursor is not None:
-            step = await bound.cancel_where(**chosen, running=running, cursor=cursor, limit=STEP)
+            step = await bound.cancel_where(**chosen, running=running, cursor=cursor, limit=STEP, by=operator())
             first, cursor, count = False, step.cursor, count + step.count
             refused.update(step.refused)
             facts["answers"] = {"canceled": count, **refused}

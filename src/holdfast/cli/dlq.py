@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.audit import audited
+from holdfast.cli.audit import audited, operator
 from holdfast.cli.options import AnyQueue, Blobs, JobType, Json, Store, Tenant
 from holdfast.cli.output import emit, note, progress, say, show, when
 from holdfast.cli.session import pages, queues_of, with_queue
@@ -108,7 +108,7 @@ def replay(
                 here = [id for other, id in chosen if other == name]
                 for start in range(0, len(here), BATCH):
                     batch = here[start : start + BATCH]
-                    tickets = await bound.replay_many(batch, queue=name)
+                    tickets = await bound.replay_many(batch, queue=name, by=operator())
                     failed = [(ticket.id, ticket.error) for ticket in tickets if ticket.error is not None]
                     refused += failed
                     done(len(batch) - len(failed))
@@ -155,7 +155,7 @@ def purge(
             return
         count = 0
         for name in await queues_of(bound, queue):
-            count += await bound.purge_dead_letters(before=until, queue=name, type=type, error=error)
+            count += await bound.purge_dead_letters(before=until, queue=name, type=type, error=error, by=operator())
             facts["count"] = count
         _print_answer({"purged": count}, f"purged {count}", json)
 

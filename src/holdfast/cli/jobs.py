@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from holdfast.cli import bulk
-from holdfast.cli.audit import audited
+from holdfast.cli.audit import audited, operator
 from holdfast.cli.dlq import DryRun, ErrorFilter
 from holdfast.cli.options import AnyQueue, Blobs, JobId, JobType, Json, Store, Tenant, Wait, wait_limit
 from holdfast.cli.output import emit, moment, note, say, show, show_pairs, when
@@ -148,7 +148,7 @@ def _cancel_one(
                 if json:
                     return None, "not_found"
                 raise
-        answer = await bound.cancel(id, queue=name, only_waiting=only_waiting)
+        answer = await bound.cancel(id, queue=name, only_waiting=only_waiting, by=operator())
         if answer.status == "not_found" and not json:
             raise await job_not_found(bound, id, name)
         return name, answer.status

@@ -226,6 +226,8 @@ class Cancel(Struct, frozen=True):
     key: JobKey
     only_waiting: bool = False
     seq: int | None = None
+    by: str = ""
+    """The operator who acts. "": a program. [EVENT-1]"""
 
 
 class PurgeCount(Struct, frozen=True):
@@ -255,6 +257,8 @@ class Purge(Struct, frozen=True):
     key: JobKey
     finished_at: int | None = None
     seq: int | None = None
+    by: str = ""
+    """The operator who acts. "": a program. [EVENT-1]"""
 
 
 class SetResultTtl(Struct, frozen=True):

@@ -131,14 +131,14 @@ def expire(job: Job, random: float, now: int, keep: Retention = DEFAULT_RETENTIO
     return _wait_again(job, "expire", RETRYING, "expired", now, delay, error)
 
 
-def cancel(job: Job, now: int, keep: Retention = DEFAULT_RETENTION) -> Event:
-    """Cancel a job. This ends its lease, if it has one. [CANCEL-1]"""
+def cancel(job: Job, now: int, keep: Retention = DEFAULT_RETENTION, by: str = "") -> Event:
+    """Cancel a job. This ends its lease, if it has one. The event names the operator `by`, if one acts. [CANCEL-1]"""
     _transition(job, "cancel", CANCELED)
     _end(job, now, _kept_ms(job, keep.canceled_ms))
-    return events.append(job, "canceled", now, {})
+    return events.append(job, "canceled", now, _acting(by))
 
 
-def replay(job: Job, now: int) -> Event:
+def replay(job: Job, now: int, by: str = "") -> Event:
     """Make a dead letter ready again under the same id, with 0 attempts and its history. [STATE-3, DEAD-1]"""
     _transition(job, "replay", READY)
     job.attempts = 0
@@ -148,7 +148,7 @@ def replay(job: Job, now: int) -> Event:
     job.reason = job.released_for = ""
     job.first_released_at = 0
     job.progress = None
-    return events.append(job, "replayed", now, {"visible_at": now, "replays": job.replays})
+    return events.append(job, "replayed", now, {"visible_at": now, "replays": job.replays, **_acting(by)})
 
 
 def extend(job: Job, lease_ms: int, now: int, *, logged: bool) -> Event | None:
@@ -170,9 +170,10 @@ def report(job: Job, item: Report, now: int, *, logged: bool) -> Event | None:
     return events.append(job, "progressed", now, {"fraction": item.progress.fraction, "message": item.progress.message})
 
 
-def purge(job: Job, now: int, counted: PurgeCount) -> Event:
+def purge(job: Job, now: int, counted: PurgeCount, by: str = "") -> Event:
     """The last event of a purged job, with its number among the purges of the tenant. [KEEP-1]"""
-    return events.append(job, "purged", now, {"purge": counted.count, "series": counted.series})
+    data: dict[str, Any] = {"purge": counted.count, "series": counted.series, **_acting(by)}
+    return events.append(job, "purged", now, data)
 
 
 def set_result_ttl(job: Job, ttl_ms: int, now: int) -> None:
@@ -189,6 +190,10 @@ def _transition(job: Job, verb: str, to: JobState) -> None:
         msg = f"{verb}: no transition from {job.state} to {to}"
         raise AssertionError(msg)
     job.state = to
+
+
+def _acting(by: str) -> dict[str, Any]:
+    return {"by": by} if by else {}
 
 
 def _complete(job: Job, item: Finish, now: int) -> Event:

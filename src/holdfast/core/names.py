@@ -7,6 +7,7 @@ The rules:
     job type    the same as a queue
     reason      of a release: the same as a queue
     id, key     1 to 200 bytes of UTF-8 without control characters
+    operator    up to 200 characters without control characters; "": none
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ OPERATOR = "-holdfast"
 """The tenant of an operator's own records. No token and no Queue can name it, and no list of tenants shows it."""
 
 ID_BYTES = 200
+BY_LENGTH = 200
 PRIORITIES = range(10)
 MAX_ATTEMPTS = range(1, 101)
 
@@ -83,6 +85,19 @@ def check_id(name: str, what: str = "id") -> str:
     if any(unicodedata.category(c) == "Cc" for c in name):
         raise InvalidName(what, name, "control characters are not allowed")
     return name
+
+
+def as_operator(text: str) -> str:
+    """`text` as the name of an operator: cut, with `?` for each character that it may not have."""
+    return "".join("?" if unicodedata.category(c) in ("Cc", "Cs") else c for c in text[:BY_LENGTH])
+
+
+def check_by(by: str) -> str:
+    """Return `by` if it may name an operator in an event, or is "". Raises InvalidName."""
+    if as_operator(by) != by:
+        rule = f"use up to {BY_LENGTH} characters without control characters"
+        raise InvalidName("operator", as_operator(by), rule)
+    return by
 
 
 def check_priority(priority: int) -> int:

@@ -167,7 +167,7 @@ class ByToken:
         caller = await self._tokens.caller(b"Bearer " + token.encode(errors="replace"), address, operators=True)
         await self._revoked.check(caller)
         return Viewer(
-            caller.subject or caller.token_id or "a token", caller.tenant or None, caller.scopes, caller.queues,
+            caller.name, caller.tenant or None, caller.scopes, caller.queues,
             caller.token_id, caller.issued_at, caller.expires_at,
         )  # fmt: skip
 

@@ -138,7 +138,7 @@ def _detail(event: Event) -> str:
     match event.kind:
         case "claimed":
             return f"attempt {event.attempt}"
-        case "failed" | "released" | "canceled":
+        case "failed" | "released":
             return str(data.get("reason", "")).replace("_", " ")
         case "progressed":
             return f"{100 * float(data.get('fraction', 0)):.0f} % {data.get('message', '')}".strip()

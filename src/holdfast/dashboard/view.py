@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from msgspec import Struct
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.names import RESERVED, check_queue, check_tenant
+from holdfast.core.names import RESERVED, as_operator, check_queue, check_tenant
 from holdfast.service.tokens import ADMIN, OPERATOR_SCOPE, PRODUCE, READ
 from holdfast.store import Store
 
@@ -85,6 +85,11 @@ class View:
     def queue(self) -> Queue:
         """The Queue of the tenant."""
         return self.source.queue(self.tenant)
+
+    @property
+    def by(self) -> str:
+        """Who acts, for the events of the jobs."""
+        return as_operator(self.viewer.name)
 
     def may(self, scope: str) -> bool:
         """Whether the viewer has the scope."""

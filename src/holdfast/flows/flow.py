@@ -296,7 +296,7 @@ async def own_steps(store: Store, flow: Job) -> AsyncGenerator[list[tuple[Step, 
         yield [(step, job) for step, job in zip(part, jobs, strict=True) if job is not None and is_own(flow, job)]
 
 
-async def end_steps(store: Store, flow: Job, state: JobState) -> None:
+async def end_steps(store: Store, flow: Job, state: JobState, by: str = "") -> None:
     """Bring the steps of an ended flow to an end, too.
 
     A canceled flow's steps are canceled. A failed flow's steps are kept for a replay of the flow. A completed flow's
@@ -304,7 +304,7 @@ async def end_steps(store: Store, flow: Job, state: JobState) -> None:
     """
     async for steps in own_steps(store, flow):
         if state is JobState.CANCELED:
-            open_ = [Cancel(job.key, seq=job.seq) for _, job in steps if job.state not in TERMINAL]
+            open_ = [Cancel(job.key, seq=job.seq, by=by) for _, job in steps if job.state not in TERMINAL]
             if open_:
                 await store.cancel(open_)
         ended = [(step, job) for step, job in steps if job.state in TERMINAL or state is JobState.CANCELED]

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import WAITING, Cancel, Job, JobKey, JobState, Purge, Replayed
+from holdfast.core.names import check_by
 from holdfast.jobs.options import check_own_queue
 from holdfast.queue.connection import Connection
 from holdfast.queue.dead_letters import FAILED, purge_jobs
@@ -35,6 +36,8 @@ class BulkOptions(JobFilter, total=False):
     """Continue after an earlier step."""
     limit: int
     """The most jobs of the step: 1 to 1000."""
+    by: str
+    """The operator who acts, for the events."""
 
 
 class BulkStep(Struct, frozen=True):
@@ -66,6 +69,7 @@ async def change_where(
     dry_run: bool = False,
     cursor: str | None = None,
     limit: int = PAGE_LIMIT,
+    by: str = "",
     **chosen: Unpack[JobFilter],
 ) -> BulkStep:
     """One step of a change by filter."""
@@ -74,7 +78,7 @@ async def change_where(
     async def read(part: ListQuery) -> Page:
         return await connection.counted("list", connection.live.list(part))
 
-    return await step(connection, action, restricted(query, action, running=running), read, dry_run=dry_run)
+    return await step(connection, action, restricted(query, action, running=running), read, dry_run=dry_run, by=by)
 
 
 def restricted(query: ListQuery, action: Action, *, running: bool = False) -> ListQuery:
@@ -96,12 +100,14 @@ async def step(
     read: Callable[[ListQuery], Awaitable[Page]],
     *,
     dry_run: bool,
+    by: str = "",
 ) -> BulkStep:
     """Change the jobs of one page of `query`, or count those of a few pages."""
     # The latest come first: what becomes due, fails or ends meanwhile is before the cursor, and no step meets it again.
+    check_by(by)
     page = await read(query)
     if not dry_run:
-        done = await _change(connection, action, page.jobs, running=JobState.LEASED in query.states)
+        done = await _change(connection, action, page.jobs, by, running=JobState.LEASED in query.states)
         count = done.pop(DONE[action], 0)
         return BulkStep(count, _sample(page.jobs), dict(done), page.cursor)
     jobs, read_pages = list(page.jobs), 1
@@ -112,16 +118,19 @@ async def step(
     return BulkStep(len(jobs), _sample(jobs), {}, page.cursor, dry_run=True)
 
 
-async def _change(connection: Connection, action: Action, jobs: Sequence[Job], *, running: bool) -> Counter[str]:
+async def _change(
+    connection: Connection, action: Action, jobs: Sequence[Job], by: str, *, running: bool
+) -> Counter[str]:
     """Change these jobs. Returns how many were answered how."""
     if not jobs:
         return Counter()
     if action == "cancel":
-        items = [Cancel(job.key, not running, job.seq) for job in jobs]
+        items = [Cancel(job.key, not running, job.seq, by) for job in jobs]
         return Counter(await connection.counted("cancel", connection.live.cancel(items)))
     if action == "purge":
-        return Counter(await purge_jobs(connection, [Purge(job.key, job.finished_at, job.seq) for job in jobs], jobs))
-    answers = await connection.counted("replay", connection.live.replay([job.key for job in jobs]))
+        gone = [Purge(job.key, job.finished_at, job.seq, by) for job in jobs]
+        return Counter(await purge_jobs(connection, gone, jobs))
+    answers = await connection.counted("replay", connection.live.replay([job.key for job in jobs], by=by))
     return Counter("replayed" if isinstance(answer, Replayed) else answer.code for answer in answers)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import Job, JobKey, JobState, Purge, PurgeStatus, Replayed
+from holdfast.core.names import check_by
 from holdfast.jobs.options import duration_ms, instant_ms
 from holdfast.queue.connection import Connection
 from holdfast.queue.inspect import PAGE_LIMIT
@@ -17,10 +18,14 @@ from holdfast.store import ListQuery, ReplayAnswer
 FAILED = frozenset({JobState.FAILED})
 
 
-async def replay(connection: Connection, owner: Owner | None, key: JobKey) -> Ticket[Any]:
-    """Replay one dead letter. Concurrent calls share a round trip. [STATE-3]"""
+async def replay(connection: Connection, owner: Owner | None, key: JobKey, by: str = "") -> Ticket[Any]:
+    """Replay one dead letter. `by`: who acts. Concurrent calls without it share a round trip. [STATE-3]"""
     connection.check_open()
-    ticket = _replay_ticket(owner, key, await connection.replays(key))
+    if check_by(by):
+        (answer,) = await connection.counted("replay", connection.live.replay([key], by=by))
+    else:
+        answer = await connection.replays(key)
+    ticket = _replay_ticket(owner, key, answer)
     if ticket.error is not None:
         raise ticket.error
     return ticket
@@ -33,13 +38,15 @@ async def replay_many(
     queue: str | None = None,
     type: str | None = None,
     error: str | None = None,
+    by: str = "",
 ) -> list[Ticket[Any]]:
     """Replay the dead letters of these ids, or all that match."""
     if ids is not None and (type is not None or error is not None):
         raise InvalidOption("ids", "give ids, or type and error to search by, not both")
+    check_by(by)
     tickets: list[Ticket[Any]] = []
     async for keys in _named(connection, ids, queue) if ids is not None else _matching(connection, queue, type, error):
-        answers = await connection.counted("replay", connection.live.replay(keys))
+        answers = await connection.counted("replay", connection.live.replay(keys, by=by))
         tickets += [_replay_ticket(owner, key, answer) for key, answer in zip(keys, answers, strict=True)]
     return tickets
 
@@ -59,11 +66,12 @@ async def _matching(
         yield [job.key for job in jobs]
 
 
-async def purge(connection: Connection, key: JobKey) -> PurgeStatus:
+async def purge(connection: Connection, key: JobKey, by: str = "") -> PurgeStatus:
     """Remove one finished job. [KEEP-1]"""
     connection.check_open()
+    check_by(by)
     job = await connection.gets(key)
-    return "not_found" if job is None else (await _purge_as_read(connection, [job]))[0]
+    return "not_found" if job is None else (await _purge_as_read(connection, [job], by))[0]
 
 
 async def purge_matching(
@@ -72,8 +80,10 @@ async def purge_matching(
     queue: str | None = None,
     type: str | None = None,
     error: str | None = None,
+    by: str = "",
 ) -> int:
     """Remove the dead letters that match. Returns how many."""
+    check_by(by)
     now = await connection.live.now()
     if isinstance(before, timedelta):
         until = now - duration_ms("before", before)
@@ -81,7 +91,7 @@ async def purge_matching(
         until = now if before is None else instant_ms("before", before)
     purged = 0
     async for jobs in _failed_until(connection, queue, type, error, until):
-        purged += (await _purge_as_read(connection, jobs)).count("purged")
+        purged += (await _purge_as_read(connection, jobs, by)).count("purged")
     return purged
 
 
@@ -107,8 +117,8 @@ def _replay_ticket(owner: Owner | None, key: JobKey, answer: ReplayAnswer) -> Ti
     return Ticket(owner, key, "refused", None, error=answer)
 
 
-async def _purge_as_read(connection: Connection, jobs: Sequence[Job]) -> Sequence[PurgeStatus]:
-    return await purge_jobs(connection, [Purge(job.key, job.finished_at, job.seq) for job in jobs], jobs)
+async def _purge_as_read(connection: Connection, jobs: Sequence[Job], by: str) -> Sequence[PurgeStatus]:
+    return await purge_jobs(connection, [Purge(job.key, job.finished_at, job.seq, by) for job in jobs], jobs)
 
 
 async def purge_jobs(

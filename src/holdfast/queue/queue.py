@@ -84,10 +84,7 @@ class Queue:
         return self
 
     async def close(self) -> None:
-        """Finish calls in flight, end every wait, and close the store. It can be called more than once.
-
-        A store that was passed in as `store=` stays open.
-        """
+        """Finish calls in flight, end every wait, and close the store unless it was passed in. Safe to repeat."""
         await self._connection.close()
 
     async def __aenter__(self) -> Self:
@@ -248,15 +245,17 @@ class Queue:
 
     # Cancel, replay, purge --------------------------------------------------------------------------------
 
-    async def cancel(self, id: str, *, queue: str | None = None, only_waiting: bool = False) -> Cancellation:
-        """Cancel a job, also a running one unless `only_waiting`. Canceling a flow cancels its steps. [CANCEL-1]"""
-        return await cancel_job(self._connection, self._connection.key(id, queue), only_waiting=only_waiting)
+    async def cancel(
+        self, id: str, *, queue: str | None = None, only_waiting: bool = False, by: str = ""
+    ) -> Cancellation:
+        """Cancel a job, also a running one unless `only_waiting`; a flow with its steps. `by`: who acts. [CANCEL-1]"""
+        return await cancel_job(self._connection, self._connection.key(id, queue), only_waiting=only_waiting, by=by)
 
     async def cancel_where(self, *, running: bool = False, **options: Unpack[BulkOptions]) -> BulkStep:
         """Cancel waiting jobs that match, with `running` leased ones too: one bounded step. [CANCEL-1]
 
         `options`: which jobs, as in `list(newest=True)`; `limit` (1000); `dry_run` to only count; the `cursor` of the
-        step before. Without `queue`, of all queues.
+        step before; `by`. Without `queue`, of all queues.
         """
         return await bulk.change_where(self._connection, "cancel", running=running, **options)
 
@@ -281,39 +280,39 @@ class Queue:
 
         `error` is the last error's type or fingerprint, or a part of its message.
         """
-        name = self._connection.queue(queue)
-        query = ListQuery(self.tenant, name, dead_letters.FAILED, type, error, cursor, limit)
-        return await inspect.page(self._connection, query)
+        found = ListQuery(self.tenant, self._connection.queue(queue), dead_letters.FAILED, type, error, cursor, limit)
+        return await inspect.page(self._connection, found)
 
-    async def replay(self, id: str, *, queue: str | None = None) -> Ticket[Any]:
+    async def replay(self, id: str, *, queue: str | None = None, by: str = "") -> Ticket[Any]:
         """Replay a dead letter, with the same id and 0 attempts. This makes an event. [STATE-3]
 
+        `by`: the operator who acts, for the data of the event; over HTTP the token says who. [EVENT-1]
         Raises JobNotFound, NotReplayable (also if a concurrent replay won) or QuotaExceeded.
         """
-        return await dead_letters.replay(self._connection, self, self._connection.key(id, queue))
+        return await dead_letters.replay(self._connection, self, self._connection.key(id, queue), by)
 
     async def replay_many(
-        self, ids: Iterable[str] | None = None, **chosen: Unpack[DeadFilter]
+        self, ids: Iterable[str] | None = None, *, by: str = "", **chosen: Unpack[DeadFilter]
     ) -> Sequence[Ticket[Any]]:
         """Replay the dead letters of these ids, or all that match by `queue`, `type`, `error`. [DEAD-1]
 
         Answers item by item: a ticket is "replayed", or "refused" with its `error`. A job that fails again during
         the call is not replayed a second time.
         """
-        return await dead_letters.replay_many(self._connection, self, ids, **chosen)
+        return await dead_letters.replay_many(self._connection, self, ids, by=by, **chosen)
 
-    async def purge(self, id: str, *, queue: str | None = None) -> PurgeStatus:
+    async def purge(self, id: str, *, queue: str | None = None, by: str = "") -> PurgeStatus:
         """Remove a finished job now: "purged", "not_terminal" or "not_found". This makes an event. [KEEP-1]"""
-        return await dead_letters.purge(self._connection, self._connection.key(id, queue))
+        return await dead_letters.purge(self._connection, self._connection.key(id, queue), by)
 
     async def purge_dead_letters(
-        self, *, before: datetime | timedelta | None = None, **chosen: Unpack[DeadFilter]
+        self, *, before: datetime | timedelta | None = None, by: str = "", **chosen: Unpack[DeadFilter]
     ) -> int:
         """Remove failed jobs that ended before an instant, or longer ago than a duration. Returns how many. [DEAD-1]
 
         `queue`, `type` and `error` choose further, as in `dead_letters`.
         """
-        return await dead_letters.purge_matching(self._connection, before, **chosen)
+        return await dead_letters.purge_matching(self._connection, before, by=by, **chosen)
 
     async def set_result_ttl(self, id: str, ttl: timedelta | float, *, queue: str | None = None) -> TtlStatus:
         """Keep a finished job for `ttl` from now: "updated", "not_terminal" or "not_found". [RESULT-1]

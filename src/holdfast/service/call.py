@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 from msgspec import Struct
 
-from holdfast.core.names import SCHEDULES, check_id, check_tenant
+from holdfast.core.names import SCHEDULES, as_operator, check_id, check_tenant
 from holdfast.jobs.options import check_own_queue, check_queue
 from holdfast.protocol import requests
 from holdfast.schedules.ticks import check_name
@@ -73,6 +73,11 @@ class ServiceCall(Generic[B, Q]):
     @property
     def tenant(self) -> str:
         return self.caller.tenant
+
+    @property
+    def by(self) -> str:
+        """Who acts, for the events of the jobs."""
+        return as_operator(self.caller.name)
 
     @property
     def connection(self) -> Connection:

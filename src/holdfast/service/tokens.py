@@ -54,6 +54,11 @@ class Caller(Struct, frozen=True):
     """The `jti`; "" without one."""
     issued_at: float | None = None
 
+    @property
+    def name(self) -> str:
+        """Who it is, for people."""
+        return self.subject or self.token_id or "a token"
+
     def need(self, scope: str) -> None:
         """Raise a refusal unless the token has the scope."""
         if scope not in self.scopes:

@@ -115,7 +115,7 @@ class LocalStore(ABC):
         """Add a new job, unless its id or its idempotency key is taken. Called under the lock."""
 
     @abstractmethod
-    def replay_one(self, key: JobKey, now: int) -> ReplayAnswer:
+    def replay_one(self, key: JobKey, now: int, by: str) -> ReplayAnswer:
         """Replay a dead letter. Called under the lock."""
 
     @abstractmethod
@@ -166,9 +166,9 @@ class LocalStore(ABC):
 
         return await self.enforcer.enqueue(items, enqueue_admitted)
 
-    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
+    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None, by: str = "") -> list[ReplayAnswer]:
         async def replay_admitted(admitted: Sequence[JobKey]) -> list[ReplayAnswer]:
-            return self.each(self.replay_one, admitted, under=under)
+            return self.each(lambda key, now: self.replay_one(key, now, by), admitted, under=under)
 
         return await self.enforcer.replay(keys, replay_admitted)
 

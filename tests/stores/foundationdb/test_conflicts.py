@@ -1,4 +1,4 @@
-"""No key is written by everybody: enqueues never conflict, and claims only over the jobs that they lease. [CLAIM-4]"""
+"""No two enqueues write the same key: they never conflict, and claims only over the jobs that they lease. [CLAIM-4]"""
 
 import asyncio
 from collections import Counter
@@ -61,7 +61,7 @@ async def test_claimers_do_not_stop_each_other(cluster, claimers, tenant):
 
 
 async def test_an_enqueue_and_a_claim_that_leaves_the_queue_empty_do_not_lose_the_job(cluster):
-    """Whoever takes the pointer of an empty queue conflicts with whoever adds a job and relies on it. [TENANT-4]"""
+    """Taking the pointer of an empty queue conflicts with adding a job that relies on it. [TENANT-4]"""
     database = cluster()
     producer, worker = await database.handle(), await database.handle()
     request = ClaimRequest(None, (QUEUE,), 10, 30_000, "w")

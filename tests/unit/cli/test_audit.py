@@ -33,6 +33,27 @@ def acts(lines, *names):
     return [(line["action"], line["outcome"], *(line.get(name) for name in names)) for line in lines]
 
 
+def test_the_events_of_a_command_name_the_user(cli, url, monkeypatch):
+    for id in "abcd":
+        cli("enqueue", "t", "--id", id, "--max-attempts", "1")
+    cli("cancel", "d")
+    cli("cancel", "--id", "c")
+    fail(url, 2)
+    with monkeypatch.context() as patch:
+        patch.setenv("LOGNAME", "ann\tlee")
+        cli("dlq", "replay", "a")
+        cli("dlq", "purge", "--all")
+    events = [json.loads(line) for line in cli("events", "--json").out.splitlines()]
+    acted = [(event["kind"], event["job_id"], event["data"]["by"]) for event in events if "by" in event["data"]]
+    me = f"cli:{getpass.getuser()}"
+    assert acted == [
+        ("canceled", "d", me),
+        ("canceled", "c", me),
+        ("replayed", "a", "cli:ann?lee"),
+        ("purged", "b", "cli:ann?lee"),
+    ]
+
+
 def test_commands_that_change_data_are_in_the_trail(cli, url, trail):
     cli("pause", "default")
     cli("resume", "default")

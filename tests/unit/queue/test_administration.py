@@ -228,6 +228,44 @@ async def test_a_job_that_failed_again_since_it_was_listed_is_not_purged():
 
 
 @asynchronous
+async def test_the_events_of_an_operators_calls_name_the_operator():
+    async with memory_queue() as queue:
+        await dead(queue, "a", "b", "c", "d", "e")
+        await queue.replay("a", by="ann")
+        await queue.replay("b")
+        await queue.cancel("a", by="ann")
+        await queue.cancel("b")
+        await queue.purge("a", by="ann")
+        await queue.purge("b")
+        await queue.replay_many(["c"], by="bob")
+        await queue.replay_where(id="d", by="bob")
+        await queue.cancel_where(id="c", by="bob")
+        await queue.purge_where(id="e", by="bob")
+        await dead(queue, "f", name="other")
+        await queue.purge_dead_letters(queue="other", by="\u00e9")
+        kinds = ("replayed", "canceled", "purged")
+        found = [e async for e in queue.events() if e.kind in kinds]
+        assert [(e.kind, e.job_id, e.data.get("by")) for e in found] == [
+            ("replayed", "a", "ann"), ("replayed", "b", None), ("canceled", "a", "ann"), ("canceled", "b", None),
+            ("purged", "a", "ann"), ("purged", "b", None), ("replayed", "c", "bob"), ("replayed", "d", "bob"),
+            ("canceled", "c", "bob"), ("purged", "e", "bob"), ("purged", "f", "\u00e9"),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["a\nb", "\x7f", "x" * 201, "\ud800"])
+async def test_a_bad_name_of_an_operator_is_refused_and_changes_nothing(by):
+    async with memory_queue() as queue:
+        await dead(queue, "a")
+        await queue.enqueue(1, id="w")
+        for call in (
+            queue.cancel("w", by=by), queue.replay("a", by=by), queue.replay_many(["a"], by=by),
+            queue.purge("a", by=by), queue.purge_dead_letters(by=by), queue.cancel_where(by=by),
+        ):  # fmt: skip
+            with pytest.raises(InvalidName, match="operator"):
+                await call
+        assert [(await queue.get(id)).state for id in ("a", "w")] == ["failed", "ready"]
+
+
 async def test_a_result_can_be_kept_longer():
     async with memory_queue() as queue:
         await queue.enqueue(1, id="a", result_ttl=10)

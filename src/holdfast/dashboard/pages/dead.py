@@ -79,14 +79,14 @@ def of_log(view: View, signal: Signal) -> bool:
 async def replay(view: View, form: Form) -> Done:
     """Start one dead letter again. [DEAD-1]"""
     queue, id = view.checked_queue(form.text("queue") or view.text("queue")), _id(view)
-    await view.queue.replay(id, queue=queue)
+    await view.queue.replay(id, queue=queue, by=view.by)
     return Done(f"Replayed {id}: it is ready again, with attempts from 0.", facts={"answers": {"replayed": 1}})
 
 
 async def purge(view: View, form: Form) -> Done:
     """Forget one dead letter. [KEEP-1]"""
     queue, id = view.checked_queue(form.text("queue") or view.text("queue")), _id(view)
-    answer = await view.queue.purge(id, queue=queue)
+    answer = await view.queue.purge(id, queue=queue, by=view.by)
     says = {"purged": f"Purged {id}.", "not_terminal": f"Too late: {id} is not finished any more."}
     return Done(says.get(answer, f"There is no job {id} any more."), facts={"answers": {answer: 1}})
 

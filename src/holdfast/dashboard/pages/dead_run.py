@@ -111,14 +111,15 @@ async def _step(view: View, form: Form, do: str, did: str, act: Act) -> Done:
 
 
 async def _replay(view: View, queue: str, jobs: Sequence[Job]) -> Counter[str]:
-    tickets = await view.queue.replay_many([job.id for job in jobs], queue=queue)
+    tickets = await view.queue.replay_many([job.id for job in jobs], queue=queue, by=view.by)
     return Counter(ticket.status if ticket.error is None else ticket.error.code for ticket in tickets)
 
 
 async def _purge(view: View, queue: str, jobs: Sequence[Job]) -> Counter[str]:
     del queue
     connection = Connection(None, view.store, tenant=view.tenant, blobs=view.queue.blobs)
-    return Counter(await purge_jobs(connection, [Purge(job.key, job.finished_at, job.seq) for job in jobs], jobs))
+    items = [Purge(job.key, job.finished_at, job.seq, view.by) for job in jobs]
+    return Counter(await purge_jobs(connection, items, jobs))
 
 
 def _progress(text: Callable[[str], str]) -> RunProgress:

@@ -119,7 +119,7 @@ async def cancel(view: View, form: Form) -> Done:
     """Cancel a flow and its open steps. [CANCEL-1]"""
     del form
     flow = await _found(view)
-    answer = (await view.queue.cancel(flow.id, queue=FLOWS)).status
+    answer = (await view.queue.cancel(flow.id, queue=FLOWS, by=view.by)).status
     says = f"Canceled {flow.id} and its open steps." if answer == "canceled" else f"Too late: {flow.id} is {answer}."
     return Done(says, view.url("/flow", id=flow.id), {"answers": {answer: 1}})
 
@@ -128,7 +128,7 @@ async def replay(view: View, form: Form) -> Done:
     """Continue a failed flow where it failed. [DEAD-1]"""
     del form
     flow = await _found(view)
-    await view.queue.replay(flow.id, queue=FLOWS)
+    await view.queue.replay(flow.id, queue=FLOWS, by=view.by)
     return Done(f"Replayed {flow.id}: it continues where it failed.", view.url("/flow", id=flow.id))
 
 

@@ -101,7 +101,7 @@ async def cancel(view: View, form: Form) -> Done:
     """Cancel, also a running job. [CANCEL-1]"""
     del form
     key = _key(view)
-    answer = (await view.queue.cancel(key.id, queue=key.queue)).status
+    answer = (await view.queue.cancel(key.id, queue=key.queue, by=view.by)).status
     says = {"canceled": f"Canceled {key.id}.", "not_found": f"There is no job {key.id} any more."}
     return Done(says.get(answer, f"Too late: {key.id} is {answer}."), _page(view, key), {"answers": {answer: 1}})
 
@@ -110,7 +110,7 @@ async def replay(view: View, form: Form) -> Done:
     """Start a dead letter again. [DEAD-1]"""
     del form
     key = _key(view)
-    await view.queue.replay(key.id, queue=key.queue)
+    await view.queue.replay(key.id, queue=key.queue, by=view.by)
     return Done(f"Replayed {key.id}: it is ready again, with attempts from 0.", _page(view, key))
 
 
@@ -118,7 +118,7 @@ async def purge(view: View, form: Form) -> Done:
     """Forget a finished job. [KEEP-1]"""
     del form
     key = _key(view)
-    answer = await view.queue.purge(key.id, queue=key.queue)
+    answer = await view.queue.purge(key.id, queue=key.queue, by=view.by)
     if answer == "not_terminal":
         return Done(f"Too late: {key.id} is not finished any more.", _page(view, key), {"answers": {answer: 1}})
     return Done(f"Purged {key.id}.", view.url("/jobs", queue=key.queue), {"answers": {answer: 1}})

@@ -131,7 +131,7 @@ async def run(view: View, form: Form) -> Done:
 async def restart(view: View, form: Form) -> Done:
     """Make a stopped schedule wait for its next tick again."""
     schedule = await found(view, form.fields.get("name", ""))
-    await view.queue.replay(schedule.name, queue=SCHEDULES)
+    await view.queue.replay(schedule.name, queue=SCHEDULES, by=view.by)
     return Done(f"Started {schedule.name} again.")
 
 

@@ -63,7 +63,7 @@ async def flow_result(call: ServiceCall[None, requests.WaitQuery]) -> Reply:
 async def cancel_flow(call: ServiceCall[None, requests.CancelQuery]) -> Reply:
     """Cancels its open steps too. [CANCEL-1]"""
     flow = await _found(call)
-    canceled = await cancel_job(call.connection, flow.key, only_waiting=call.query.only_waiting)
+    canceled = await cancel_job(call.connection, flow.key, only_waiting=call.query.only_waiting, by=call.by)
     if canceled.status == "not_found":
         raise JobNotFound(FLOWS, flow.id)
     return Reply(answers.Canceled(status=canceled.status))
@@ -72,7 +72,7 @@ async def cancel_flow(call: ServiceCall[None, requests.CancelQuery]) -> Reply:
 async def replay_flow(call: ServiceCall[None, requests.NoQuery]) -> Reply:
     """Its failed and canceled steps start again, and the steps after them continue. [DEAD-1]"""
     flow = await _found(call)
-    await dead_letters.replay(call.connection, None, flow.key)
+    await dead_letters.replay(call.connection, None, flow.key, call.by)
     item = answers.ReplayItem(id=flow.id, status="replayed")
     return Reply(answers.Replays(tenant=call.tenant, items=[item], more=False, cursor=None))
 

@@ -144,7 +144,7 @@ async def job_events(call: ServiceCall[None, requests.EventQuery]) -> Reply:
 async def cancel(call: ServiceCall[None, requests.CancelQuery]) -> Reply:
     """A running job is canceled too, unless `only_waiting`. [CANCEL-1 to CANCEL-3]"""
     key = _key(call)
-    status = await call.connection.cancels(Cancel(key, call.query.only_waiting))
+    status = await call.connection.cancels(Cancel(key, call.query.only_waiting, by=call.by))
     if status == "not_found":
         raise JobNotFound(key.queue, key.id)
     return Reply(answers.Canceled(status=status))
@@ -154,7 +154,7 @@ async def cancel_batch(call: ServiceCall[list[requests.Cancel | HoldfastError], 
     """In the order of the batch. A missing job is answered `not_found`. [CANCEL-1 to CANCEL-3]"""
 
     def make(key: JobKey, item: requests.Cancel) -> Cancel:
-        return Cancel(key, item.only_waiting, item.sequence)
+        return Cancel(key, item.only_waiting, item.sequence, call.by)
 
     return await each_of_queue(call, make, call.context.store.cancel, answers.Canceled)
 

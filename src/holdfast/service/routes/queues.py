@@ -106,7 +106,7 @@ async def replay(call: ServiceCall[requests.Replay, requests.NoQuery]) -> Reply:
             return Reply(_counted(answers.Replays(tenant=call.tenant, items=[], more=False, cursor=None), counted))
         page = await call.context.page(wanted, call.hold)
         ids, cursor = [job.id for job in page.jobs], page.cursor
-    tickets = await letters.replay_many(call.connection, None, ids, queue)
+    tickets = await letters.replay_many(call.connection, None, ids, queue, by=call.by)
     items = [_replayed(ticket) for ticket in tickets]
     return Reply(answers.Replays(tenant=call.tenant, items=items, more=cursor is not None, cursor=cursor))
 
@@ -128,7 +128,7 @@ async def purge_jobs(call: ServiceCall[list[requests.PurgeJob | HoldfastError], 
 
     def make(key: JobKey, item: requests.PurgeJob) -> Purge:
         ended = None if item.finished_at is None else instant_ms("finished_at", item.finished_at)
-        return Purge(key, ended, item.sequence)
+        return Purge(key, ended, item.sequence, call.by)
 
     send = partial(letters.purge_jobs, call.connection)
     return await each_of_queue(call, make, send, answers.JobPurged, call.tenant)
@@ -145,7 +145,7 @@ async def change_step(
     def read(part: ListQuery) -> Awaitable[Page]:
         return call.context.page(part, call.hold)
 
-    return await bulk.step(call.connection, action, query, read, dry_run=dry_run)
+    return await bulk.step(call.connection, action, query, read, dry_run=dry_run, by=call.by)
 
 
 def _dead(call: ServiceCall[Any, Any], type: str | None, error: str | None, cursor: str | None) -> ListQuery:

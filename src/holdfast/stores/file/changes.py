@@ -222,17 +222,17 @@ def _cancel_one(t: Transaction, item: Cancel) -> CancelStatus:
         return answer or "not_found"
     if job.state is JobState.LEASED:
         t.signal(Hint.CANCELED, *item.key)
-    t.append(t.change(job, lane, lambda: lifecycle.cancel(job, t.now, t.settings.retention)), lane)
+    t.append(t.change(job, lane, lambda: lifecycle.cancel(job, t.now, t.settings.retention, item.by)), lane)
     return "canceled"
 
 
-def replay(t: Transaction, keys: Sequence[JobKey], under: Lease | None = None) -> list[ReplayAnswer]:
+def replay(t: Transaction, keys: Sequence[JobKey], under: Lease | None, by: str) -> list[ReplayAnswer]:
     """Requeue dead letters. [DEAD-1, STATE-3, ENQ-3]"""
     check_under(t, under)
-    return [_replay_one(t, key) for key in keys]
+    return [_replay_one(t, key, by) for key in keys]
 
 
-def _replay_one(t: Transaction, key: JobKey) -> ReplayAnswer:
+def _replay_one(t: Transaction, key: JobKey, by: str) -> ReplayAnswer:
     t.flush()
     job, lane = t.find(key)
     refusal = requests.check_replay(job, key, t.now)
@@ -246,7 +246,7 @@ def _replay_one(t: Transaction, key: JobKey) -> ReplayAnswer:
         return answer
     if retakes:
         t.bind(job.envelope, lane, dedup.Binding(job.id, "until_terminal"), binding)
-    t.append(t.change(job, lane, lambda: lifecycle.replay(job, t.now)), lane)
+    t.append(t.change(job, lane, lambda: lifecycle.replay(job, t.now, by)), lane)
     return Replayed()
 
 
@@ -257,7 +257,7 @@ def purge(t: Transaction, items: Sequence[Purge]) -> list[PurgeStatus]:
         job, lane = t.find(item.key)
         answer = requests.check_purge(job, item)
         if job is not None and answer is None:
-            t.append(lifecycle.purge(job, t.now, _count_purge(t, job)), lane)
+            t.append(lifecycle.purge(job, t.now, _count_purge(t, job), item.by), lane)
             t.forget_job(job, lane)
         answers.append(answer or "purged")
     if "purged" in answers:

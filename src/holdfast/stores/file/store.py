@@ -204,11 +204,11 @@ class FileStore:
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         return await self._change(changes.cancel, items)
 
-    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
-        return await self.enforcer.replay(keys, lambda admitted: self._replay(admitted, under))
+    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None, by: str = "") -> list[ReplayAnswer]:
+        return await self.enforcer.replay(keys, lambda admitted: self._replay(admitted, under, by))
 
-    def _replay(self, keys: Sequence[JobKey], under: Lease | None) -> Awaitable[list[ReplayAnswer]]:
-        return self._opened.change(lambda t: changes.replay(t, keys, under))
+    def _replay(self, keys: Sequence[JobKey], under: Lease | None, by: str) -> Awaitable[list[ReplayAnswer]]:
+        return self._opened.change(lambda t: changes.replay(t, keys, under, by))
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
         return await self._change(changes.purge, items)

@@ -187,7 +187,7 @@ async def cancel(work: Work, items: Sequence[Cancel]) -> list[CancelStatus]:
         if job is None or answer is not None:
             answers.append(answer or "not_found")
             continue
-        work.append(lifecycle.cancel(job, work.now, work.rules.retention))
+        work.append(lifecycle.cancel(job, work.now, work.rules.retention, item.by))
         work.changed(job)
         changed.append(job)
         answers.append("canceled")
@@ -195,7 +195,7 @@ async def cancel(work: Work, items: Sequence[Cancel]) -> list[CancelStatus]:
     return answers
 
 
-async def replay(work: Work, keys: Sequence[JobKey], under: Lease | None) -> list[ReplayAnswer]:
+async def replay(work: Work, keys: Sequence[JobKey], under: Lease | None, by: str) -> list[ReplayAnswer]:
     """Start dead letters again. [DEAD-1, STATE-3, ENQ-3, TENANT-5]"""
     await check_under(work, under)
     await work.load(keys)
@@ -204,10 +204,10 @@ async def replay(work: Work, keys: Sequence[JobKey], under: Lease | None) -> lis
     await work.load_bindings(scopes)
     await work.load(_holders(work, scopes))
     quotas = await _QuotaCounts.read(work, {(key.tenant, key.queue) for key in keys})
-    return [_replay(work, key, quotas) for key in keys]
+    return [_replay(work, key, quotas, by) for key in keys]
 
 
-def _replay(work: Work, key: JobKey, quotas: _QuotaCounts) -> ReplayAnswer:
+def _replay(work: Work, key: JobKey, quotas: _QuotaCounts, by: str) -> ReplayAnswer:
     job = work.find(key)
     refusal = requests.check_replay(job, key, work.now)
     if job is None or refusal is not None:
@@ -219,7 +219,7 @@ def _replay(work: Work, key: JobKey, quotas: _QuotaCounts) -> ReplayAnswer:
     if answer is not None:
         return answer
     work.bind(scope, dedup.Binding(job.id, "until_terminal"))
-    work.append(lifecycle.replay(job, work.now))
+    work.append(lifecycle.replay(job, work.now, by))
     work.changed(job)
     quotas.count(key.tenant, key.queue)
     return Replayed()
@@ -242,7 +242,8 @@ async def purge(work: Work, items: Sequence[Purge]) -> list[PurgeStatus]:
             counted[job.tenant] = await _purges(work, job.tenant)
         before = counted[job.tenant] or Purges(job.seq, 0, work.now)
         after = counted[job.tenant] = Purges(before.series, before.count + 1, work.now)
-        work.append(lifecycle.purge(job, work.now, PurgeCount(job.tenant, after.series, after.count)))
+        count = PurgeCount(job.tenant, after.series, after.count)
+        work.append(lifecycle.purge(job, work.now, count, item.by))
         work.forget(job)
         answers.append("purged")
     for tenant, purges in counted.items():

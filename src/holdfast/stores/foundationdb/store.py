@@ -199,10 +199,10 @@ class FdbStore:
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         return await self._each(changes.cancel, items)
 
-    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
+    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None, by: str = "") -> list[ReplayAnswer]:
         async def replay_admitted(admitted: Sequence[JobKey]) -> list[ReplayAnswer]:
             def step(work: Work, part: Sequence[JobKey]) -> Awaitable[list[ReplayAnswer]]:
-                return changes.replay(work, part, under)
+                return changes.replay(work, part, under, by)
 
             return await self._each(step, admitted)
 

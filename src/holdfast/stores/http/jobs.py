@@ -100,7 +100,8 @@ class HttpJobs(HttpSession):
                 found += await self._by_queue("jobs:cancel", run, cancel, answers.Canceled)
         return found
 
-    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
+    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None, by: str = "") -> list[ReplayAnswer]:
+        del by  # The service names who acts, by the token. So it does in a cancel and a purge.
         _needs_no_lease(under)
         found: list[ReplayAnswer] = []
         for queue, group in groupby(self._own(keys, lambda key: key), key=lambda key: key.queue):

@@ -92,12 +92,12 @@ def cancel(tables: Tables, item: Cancel, now: int) -> CancelStatus:
     if job.state is JobState.LEASED:
         tables.notifier.add(Hint.CANCELED, *job.key)
     tables.jobs.leave(job)
-    tables.enter(job, lifecycle.cancel(job, now, tables.options.retention), now)
+    tables.enter(job, lifecycle.cancel(job, now, tables.options.retention, item.by), now)
     tables.jobs.queues[job.queue].tidy(job.tenant)
     return "canceled"
 
 
-def replay(tables: Tables, key: JobKey, now: int) -> ReplayAnswer:
+def replay(tables: Tables, key: JobKey, now: int, by: str) -> ReplayAnswer:
     """Start a dead letter again. [DEAD-1, STATE-3, ENQ-3, TENANT-5]"""
     job = tables.jobs.find(key, now)
     refusal = requests.check_replay(job, key, now)
@@ -112,7 +112,7 @@ def replay(tables: Tables, key: JobKey, now: int) -> ReplayAnswer:
         return answer
     tables.keys.bind(scope, dedup.Binding(job.id, "until_terminal"))
     tables.jobs.leave(job)
-    tables.enter(job, lifecycle.replay(job, now), now)
+    tables.enter(job, lifecycle.replay(job, now, by), now)
     return Replayed()
 
 
@@ -122,7 +122,7 @@ def purge(tables: Tables, item: Purge, now: int) -> PurgeStatus:
     answer = requests.check_purge(job, item)
     if job is None or answer is not None:
         return answer or "not_found"
-    tables.log.append(lifecycle.purge(job, now, tables.purges.count(job, now)))
+    tables.log.append(lifecycle.purge(job, now, tables.purges.count(job, now), item.by))
     tables.forget(job)
     return "purged"
 

@@ -98,8 +98,8 @@ class MemoryStore(LocalStore):
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         return self.each(partial(changes.cancel, self.tables), items)
 
-    def replay_one(self, key: JobKey, now: int) -> ReplayAnswer:
-        return changes.replay(self.tables, key, now)
+    def replay_one(self, key: JobKey, now: int, by: str) -> ReplayAnswer:
+        return changes.replay(self.tables, key, now, by)
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
         return self.each(partial(changes.purge, self.tables), items)

@@ -98,19 +98,19 @@ def _cancel_one(u: UnitOfWork, item: Cancel, keep: Retention) -> CancelStatus:
         u.effects.canceled.append(item.key)
     else:
         u.effects.withdrawn.add(row.lane.number)
-    u.move(row, lambda: lifecycle.cancel(row.job, u.now, keep))
+    u.move(row, lambda: lifecycle.cancel(row.job, u.now, keep, item.by))
     return "canceled"
 
 
 def replay(
-    u: UnitOfWork, keys: Sequence[JobKey], quotas: Quotas, bindings: dict[tuple[int, str, str], Binding]
+    u: UnitOfWork, keys: Sequence[JobKey], quotas: Quotas, bindings: dict[tuple[int, str, str], Binding], by: str
 ) -> list[ReplayAnswer]:
     """Replay failed jobs. [DEAD-1, STATE-3, ENQ-3]"""
-    return [_replay_one(u, key, quotas, bindings) for key in keys]
+    return [_replay_one(u, key, quotas, bindings, by) for key in keys]
 
 
 def _replay_one(
-    u: UnitOfWork, key: JobKey, quotas: Quotas, bindings: dict[tuple[int, str, str], Binding]
+    u: UnitOfWork, key: JobKey, quotas: Quotas, bindings: dict[tuple[int, str, str], Binding], by: str
 ) -> ReplayAnswer:
     row = u.find(key)
     refusal = requests.check_replay(row and row.job, key, u.now)
@@ -125,7 +125,7 @@ def _replay_one(
         return answer
     if retakes:
         u.bound[scope] = bindings[scope] = Binding(key.id, "until_terminal")
-    u.move(row, lambda: lifecycle.replay(row.job, u.now))
+    u.move(row, lambda: lifecycle.replay(row.job, u.now, by))
     quotas.took(key.tenant, key.queue)
     return Replayed()
 
@@ -133,33 +133,33 @@ def _replay_one(
 async def purge(u: UnitOfWork, items: Sequence[Purge]) -> list[PurgeStatus]:
     """Forget finished jobs, with an event. [KEEP-1]"""
     answers: list[PurgeStatus] = []
-    purged: list[JobRow] = []
+    purged: list[tuple[JobRow, str]] = []
     for item in items:
         row = u.find(item.key)
         answer = requests.check_purge(row and row.job, item)
         if row is not None and answer is None:
             u.forget(row)
-            purged.append(row)
+            purged.append((row, item.by))
         answers.append(answer or "purged")
     if purged:
         await _log_purges(u, purged)
     return answers
 
 
-async def _log_purges(u: UnitOfWork, purged: Sequence[JobRow]) -> None:
-    """Count purged jobs and log them, each with its number among its tenant's purges. [EVENT-1]"""
-    by_tenant: dict[str, list[JobRow]] = {}
-    for row in purged:
-        by_tenant.setdefault(row.lane.tenant, []).append(row)
-    firsts = [mine[0].job.seq for mine in by_tenant.values()]
+async def _log_purges(u: UnitOfWork, purged: Sequence[tuple[JobRow, str]]) -> None:
+    """Count purged jobs and log them, each with who purged it and its number among its tenant's purges. [EVENT-1]"""
+    by_tenant: dict[str, list[tuple[JobRow, str]]] = {}
+    for row, by in purged:
+        by_tenant.setdefault(row.lane.tenant, []).append((row, by))
+    firsts = [mine[0][0].job.seq for mine in by_tenant.values()]
     more = [len(mine) for mine in by_tenant.values()]
     old = (u.now - PURGE_COUNT_MS, PURGE_COUNTS_DROPPED)
     for counted in await u.session.rows("count_purges", list(by_tenant), firsts, more, u.filed_under, u.now, *old):
         u.xid = max(u.xid, counted["filed_under"])
         mine = by_tenant[counted["tenant"]]
-        for number, row in enumerate(mine, counted["count"] - len(mine) + 1):
+        for number, (row, by) in enumerate(mine, counted["count"] - len(mine) + 1):
             count = PurgeCount(counted["tenant"], counted["series"], number)
-            u.log(lifecycle.purge(row.job, u.now, count), row.lane)
+            u.log(lifecycle.purge(row.job, u.now, count, by), row.lane)
 
 
 def set_result_ttl(u: UnitOfWork, items: Sequence[SetResultTtl]) -> tuple[list[TtlStatus], list[tuple[int, int, int]]]:

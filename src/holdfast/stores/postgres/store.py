@@ -204,10 +204,10 @@ class PostgresStore:
             items, lambda unit: changes.cancel(unit, items, keep), repeat=True, same_jobs=True
         )
 
-    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
-        return await self.enforcer.replay(keys, lambda admitted: retry_stale(lambda: self._replay(admitted, under)))
+    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None, by: str = "") -> list[ReplayAnswer]:
+        return await self.enforcer.replay(keys, lambda admitted: retry_stale(lambda: self._replay(admitted, under, by)))
 
-    async def _replay(self, keys: Sequence[JobKey], under: Lease | None) -> list[ReplayAnswer]:
+    async def _replay(self, keys: Sequence[JobKey], under: Lease | None, by: str) -> list[ReplayAnswer]:
         found = await self._transactions.lanes(keys)
         (leader,) = (None,) if under is None else await self._transactions.lanes([under.key])
         if not any(found):
@@ -229,7 +229,7 @@ class PostgresStore:
                 return None, Effects()  # An id has another job by now, with another key.
             quotas = await Quotas.read(session, cache, [key.tenant for key in keys], name, wait=True)
             bindings = await enqueue.bindings_of(unit, scopes)
-            return changes.replay(unit, keys, quotas, bindings), await unit.save()
+            return changes.replay(unit, keys, quotas, bindings, by), await unit.save()
 
         while True:
             answers = await self._transactions.change(work)

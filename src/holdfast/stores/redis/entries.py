@@ -109,6 +109,8 @@ def _event_data(kind: EventKind, values: list[Any]) -> dict[str, Any]:
             return {"visible_at": data["visible_at"], "error": _error(data)}
         case "released" if not data["reason"]:
             del data["reason"]
+        case "canceled" | "replayed" | "purged" if not data["by"]:
+            del data["by"]
         case "failed":
             return {"reason": REASONS[data["reason"] - 1], "error": _error(data)}
         case _:

@@ -120,17 +120,17 @@ async def cancel(shards: Shards, items: Sequence[Cancel]) -> list[CancelStatus]:
     """Cancel jobs."""
 
     def pack(piece: Sequence[Cancel]) -> tuple[bytes]:
-        parts = [(*_address(item.key), item.only_waiting, _or_none(item.seq)) for item in piece]
+        parts = [(*_address(item.key), item.only_waiting, _or_none(item.seq), item.by) for item in piece]
         return (encode((uuid4().hex, parts)),)
 
     return [_CANCELED[a] for a in await shards.run_batch("cancel", items, _tenant_of, pack, repeat=True)]
 
 
-async def replay(shards: Shards, keys: Sequence[JobKey], under: Lease | None) -> list[ReplayAnswer]:
+async def replay(shards: Shards, keys: Sequence[JobKey], under: Lease | None, by: str) -> list[ReplayAnswer]:
     """Replay failed jobs."""
 
     def pack(piece: Sequence[JobKey]) -> tuple[bytes]:
-        return (encode(([_address(key) for key in piece], records.parent_lease(under))),)
+        return (encode(([_address(key) for key in piece], records.parent_lease(under), by)),)
 
     answers = await shards.run_batch("replay", keys, lambda key: key.tenant, pack, repeat=False)
     _check_parent(under, answers)
@@ -141,7 +141,8 @@ async def purge(shards: Shards, items: Sequence[Purge]) -> list[PurgeStatus]:
     """Forget finished jobs now."""
 
     def pack(piece: Sequence[Purge]) -> tuple[bytes]:
-        return (encode([(*_address(item.key), _or_none(item.finished_at), _or_none(item.seq)) for item in piece]),)
+        parts = [(*_address(item.key), _or_none(item.finished_at), _or_none(item.seq), item.by) for item in piece]
+        return (encode(parts),)
 
     return [_PURGED[a] for a in await shards.run_batch("purge", items, _tenant_of, pack, repeat=False)]
 

@@ -18,7 +18,7 @@ from holdfast.core.events import EventKind
 from holdfast.core.explain import AHEAD_LIMIT, OTHERS_LIMIT, OTHERS_SCAN
 from holdfast.core.job import ERRORS_KEPT, PURGE_COUNT_MS, PURGE_COUNTS_DROPPED, AttemptError, Backoff
 
-FORMAT = 6
+FORMAT = 7
 """The number of this layout. A store with another number is refused."""
 
 NONE = -1
@@ -119,11 +119,11 @@ EVENT_DATA: dict[EventKind, tuple[str, ...]] = {
     "expired": ("visible_at", *_ERROR_DATA),
     "completed": (),
     "failed": ("reason", *_ERROR_DATA),
-    "canceled": (),
-    "replayed": ("visible_at", "replays"),
-    "purged": ("purge", "series"),
+    "canceled": ("by",),
+    "replayed": ("visible_at", "replays", "by"),
+    "purged": ("purge", "series", "by"),
 }
-"""The values that an event has in addition to the common ones, by kind. A release without a reason has ''."""
+"""The values that an event has in addition to the common ones, by kind. '' stands for no reason and for no operator."""
 EVENT_SIZES = tuple(len(EVENT_DATA[kind]) for kind in EVENT_KINDS)
 EVENT_COMMON = 8
 """Kind, lane, id, type, attempt, token, worker and number. Lane, type and worker are positions in the dictionary."""

@@ -197,8 +197,8 @@ class RedisStore:
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         return await jobs.cancel(self._opened, items)
 
-    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
-        return await self.enforcer.replay(keys, lambda admitted: jobs.replay(self._opened, admitted, under))
+    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None, by: str = "") -> list[ReplayAnswer]:
+        return await self.enforcer.replay(keys, lambda admitted: jobs.replay(self._opened, admitted, under, by))
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
         return await jobs.purge(self._opened, items)

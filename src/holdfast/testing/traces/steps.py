@@ -50,6 +50,7 @@ KEYS = ("k", "q:k")
 WORKERS = ("w1", "w:2")
 READERS = ("audit", "mirror")
 REQUESTS = ("", "", "", "r1", "r:2")
+OPERATORS = ("", "ann", "é")
 
 LEASES = (1 * SECOND, 5 * SECOND, 30 * SECOND, 12 * HOUR)
 PAUSES = (1, 999, 1 * SECOND, 5 * SECOND, 30 * SECOND, 60 * SECOND)
@@ -233,7 +234,8 @@ def cancel(random: Random, world: World) -> TraceStep:
     """Cancellations in both modes."""
     aim = (JobState.LEASED,) if _rarely(random, 2) else ()
     found = [_known(random, world, *aim) for _ in range(random.choice((1, 1, 3)))]
-    return TraceStep("cancel", ([Cancel(key, only_waiting=_rarely(random, 3)) for key in found],))
+    items = [Cancel(key, only_waiting=_rarely(random, 3), by=random.choice(OPERATORS)) for key in found]
+    return TraceStep("cancel", (items,))
 
 
 def replay(random: Random, world: World) -> TraceStep:
@@ -249,7 +251,7 @@ def purge(random: Random, world: World) -> TraceStep:
         key = _known(random, world, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
         record = world.records.get(key)
         finished_at = record.finished_at if record is not None else None
-        items.append(Purge(key, random.choice((None, finished_at, world.now))))
+        items.append(Purge(key, random.choice((None, finished_at, world.now)), by=random.choice(OPERATORS)))
     return TraceStep("purge", (items,))
 
 

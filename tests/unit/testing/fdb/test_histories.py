@@ -75,7 +75,7 @@ async def test_concurrent_transactions_are_as_if_one_after_the_other(seed: int):
 
 
 def check(committed: list[tuple[bytes, Attempt]], db: SimulatedDatabase) -> None:
-    """Repeat what was committed in the order of the commits: everybody must have seen what the model shows."""
+    """Repeat what was committed in the order of the commits: each must have seen what the model shows."""
     assert len(committed) > 20
     model = Model()
     moments: list[tuple[int, dict[bytes, bytes]]] = [(0, {})]
@@ -97,7 +97,7 @@ def test_the_check_finds_a_lost_update():
     for number in range(21):
         done = Attempt(b"%d" % number)
         done.version = 100_000_000
-        # Everybody read before anybody wrote.
+        # All of them read before one of them wrote.
         done.steps = [(("get", b"k"), False, None), (("set", b"k", b"%d" % number), False, None)]
         committed.append(((100_000_001 + number).to_bytes(8, "big") + bytes(2), done))
     with pytest.raises(AssertionError):

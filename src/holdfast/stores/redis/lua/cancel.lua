@@ -1,7 +1,7 @@
 -- Cancels jobs. Cancel wins over any state that is not terminal. [CANCEL-1 to CANCEL-3]
 --   uses: records keys jobs replies
 --
--- request: { number of the request, items }; each item { lane, id, only_waiting, sequence number or NONE }
+-- request: { number of the request, items }; each item { lane, id, only_waiting, sequence number or NONE, by }
 -- Answers each item with the job's state after the call, or REFUSED_NOT_FOUND. A leased job that `only_waiting` leaves alone
 -- stays leased.
 -- Safe to repeat: see `replies.lua`. Reads and writes the lanes of the jobs and the log.
@@ -28,7 +28,7 @@ for n, item in ipairs(items) do
     transition(job, STATE_CANCELED, function()
       set_ended(job, keep_canceled)
     end)
-    log_job_event(job, EVENT_CANCELED)
+    log_job_event(job, EVENT_CANCELED, item[5])
     answers[n] = STATE_CANCELED
   end
 end

@@ -1,6 +1,6 @@
 -- Forgets finished jobs now, with an event. [KEEP-1]   uses: records keys jobs
 --
--- request: items, each { lane, id, finished_at or NONE, sequence number or NONE }
+-- request: items, each { lane, id, finished_at or NONE, sequence number or NONE, by }
 -- Answers each item with DONE, NOT_TERMINAL if the job has not ended at that time, or REFUSED_NOT_FOUND.
 -- Sent once. Reads and writes the lanes of the jobs, the purge counts and the log.
 --
@@ -48,7 +48,8 @@ for n, item in ipairs(request) do
   elseif job.state <= STATE_LEASED or (item[3] ~= NONE and item[3] ~= job.finished_at) then
     answers[n] = NOT_TERMINAL
   else
-    log_job_event(job, EVENT_PURGED, count_purge(job))
+    local number, series = count_purge(job)
+    log_job_event(job, EVENT_PURGED, number, series, item[5])
     forget(job)
     answers[n] = DONE
   end

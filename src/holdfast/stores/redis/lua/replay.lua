@@ -1,6 +1,6 @@
 -- Replays failed jobs. Of concurrent replays one wins. [DEAD-1, STATE-3]   uses: records keys jobs leases lanes
 --
--- request: { keys, parent lease { lane, id, token } or false }; each key { lane, id }
+-- request: { keys, parent lease { lane, id, token } or false, by }; each key { lane, id }
 -- Answers each key with DONE, REFUSED_NOT_FOUND, { NOT_FAILED, state }, { KEY_HELD, id } if that job holds its
 --   idempotency key, { OVER_QUOTA, ... } or { PARENT_REFUSED, ... } as an enqueue does.
 -- Sent once. Reads and writes the lanes of the jobs and the log.
@@ -19,7 +19,7 @@ local function key_holder(job, field)
   return binding.id
 end
 
-local keys, parent_lease = unpack(request)
+local keys, parent_lease, by = unpack(request)
 local refused = refused_by_parent(parent_lease, #keys)
 if refused then
   return refused
@@ -50,7 +50,7 @@ for n, item in ipairs(keys) do
         job.attempts, job.visible_at, job.finished_at, job.expires_at, job.reason = 0, now, 0, 0, 0
       end)
       count_added(lane)
-      log_job_event(job, EVENT_REPLAYED, now, extra_of(job)[EXTRA_REPLAYS])
+      log_job_event(job, EVENT_REPLAYED, now, extra_of(job)[EXTRA_REPLAYS], by)
       answers[n] = DONE
     end
   end

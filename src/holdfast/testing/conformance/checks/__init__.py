@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.testing.conformance.checks import (
+    acting,
     batches,
     budgets,
     cancels,
@@ -38,6 +39,7 @@ from holdfast.testing.conformance.checks import (
 )
 
 __all__ = [
+    "acting",
     "batches",
     "budgets",
     "cancels",
