@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from holdfast import Queue
 from holdfast.opening import open_store
 from holdfast.stores.foundationdb.transactions import Transactions
 from holdfast.testing.conformance import Check, Skipped, Spaces, all_checks, perform
@@ -20,6 +21,7 @@ from tests.log import all_events
 from tests.stores.foundationdb.transactions import of_a_cluster
 from tests.stores.lives import judge, live
 
+fdb = pytest.importorskip("fdb", reason="the store is not tested on a FoundationDB server: no package foundationdb")
 LEFT_OUT = missing()
 if LEFT_OUT:
     pytest.skip(f"the store is not tested on a FoundationDB server: {LEFT_OUT}", allow_module_level=True)
@@ -28,9 +30,14 @@ ACTS, WANTED = 400, 8
 
 
 @pytest.fixture(scope="module")
-def url():
+def server():
     with FdbServer() as server:
-        yield server.url()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def url(server):
+    return server.url()
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +56,21 @@ def test_the_store_keeps_each_rule(check: Check, spaces: Spaces) -> None:
 @pytest.mark.parametrize("seed", range(10))
 async def test_the_store_never_differs_from_the_memory_store(url, seed):
     await check_trace(url, seed, 80)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_an_enqueue_joins_a_transaction_of_the_binding(url, server, commits):
+    db = fdb.open(server.cluster_file)
+    async with Queue(f"{url}?prefix=joined{commits}", tenant="acme") as queue:
+        transaction = db.create_transaction()
+        transaction[b"orders/1"] = str(commits).encode()
+        await queue.enqueue("send", id="receipt-1", connection=transaction)
+        if commits:
+            await asyncio.to_thread(transaction.commit().wait)
+        else:
+            transaction.cancel()
+        assert (await queue.get("receipt-1") is not None) is commits
+        assert db[b"orders/1"] == b"True"
 
 
 async def cut_now_and_then(proxy):
