@@ -25,7 +25,7 @@ from holdfast.core.job import JobState
 from holdfast.testing.fdb.server import FdbServer
 from tests.chaos import ledger
 from tests.chaos.killing import drain
-from tests.chaos.workers import TENANT, notes
+from tests.chaos.workers import TENANT, notes, work
 from tests.chaos.zygote import Zygote, warmed
 from tests.log import all_events
 
@@ -76,6 +76,8 @@ class Kills:
                 await self.zygote.end(pid)
             for pid in crew:
                 await self._kill(pid)
+            # Something is surely left to do: a worker is told to end when it has done it, not while it still starts.
+            await queue.enqueue(work.message(self.log), id="last")
             await drain(self.zygote, queue, self.url)
             await self._check(queue)
         return self.done
@@ -98,7 +100,7 @@ class Kills:
         self.done.servers += 1
 
     async def _check(self, queue: Queue) -> None:
-        queued = {id_ for id_, *_ in notes(self.log, "queued")}
+        queued = {"last", *(id_ for id_, *_ in notes(self.log, "queued"))}
         # The last job of a producer may be there without its knowledge.
         ids = queued | {event.job_id for event in await all_events(queue.store)}
         assert len(ids - queued) <= PRODUCERS
