@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 
+from holdfast.testing.fdb.server import FdbServer
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyServer
 
@@ -27,5 +28,16 @@ def _postgres() -> Generator[str]:
         yield server.url()
 
 
-PLACES: dict[str, Callable[[], AbstractContextManager[str]]] = {"file": _file, "valkey": _valkey, "postgres": _postgres}
+@contextlib.contextmanager
+def _fdb() -> Generator[str]:
+    with FdbServer(processes=3) as server:
+        yield server.url()
+
+
+PLACES: dict[str, Callable[[], AbstractContextManager[str]]] = {
+    "file": _file,
+    "valkey": _valkey,
+    "postgres": _postgres,
+    "fdb": _fdb,
+}
 """By kind: opens a place for a store and gives its URL."""

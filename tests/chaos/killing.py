@@ -41,4 +41,5 @@ async def drain(zygote, queue, url):
         patience_s=60,
     )
     os.kill(pid, signal.SIGTERM)
-    assert await zygote.end(pid) == 0
+    code = await zygote.end(pid)
+    assert code == 0, code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from secrets import token_bytes
 
@@ -34,6 +33,7 @@ from holdfast.core.job import (
 )
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, ReplayAnswer, ReportAnswer
 from holdfast.stores.foundationdb import records
+from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.keyspace import pack, span
 from holdfast.stores.foundationdb.records import Purges, number
 from holdfast.stores.foundationdb.unit_of_work import Work
@@ -50,7 +50,7 @@ async def enqueue(work: Work, items: Sequence[NewJob], under: Lease | None) -> l
     """Add new jobs, except where the id or the idempotency key is taken. [ENQ-1 to ENQ-8, TENANT-5]"""
     await check_under(work, under)
     scopes = [dedup.scope_of(new.key.tenant, new.key.queue, new.envelope) for new in items]
-    await asyncio.gather(work.load(new.key for new in items), work.load_bindings(_some(scopes)))
+    await together(work.load(new.key for new in items), work.load_bindings(_some(scopes)))
     await work.load(_holders(work, _some(scopes)))
     quotas = await _QuotaCounts.read(work, {(new.key.tenant, new.key.queue) for new in items})
     numbers = work.numbers(len(items))
@@ -102,7 +102,7 @@ class _QuotaCounts:
                 key = work.keys.kept(tenant, "waiting")
                 if scope is not None:
                     key = work.keys.lane_counts(tenant, scope) + pack(records.WAITING_COUNT)
-                _, waiting = await asyncio.gather(work.tr.get(work.keys.quota(tenant)), work.tr.get(key, snapshot=True))
+                _, waiting = await together(work.tr.get(work.keys.quota(tenant)), work.tr.get(key, snapshot=True))
                 work.set(work.keys.quota(tenant), token_bytes(8))
                 quotas._waiting[tenant, scope] = number(waiting)
         return quotas

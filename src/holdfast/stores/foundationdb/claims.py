@@ -20,6 +20,7 @@ from holdfast.core.job import WAITING, Claimed, ClaimRequest, Job, JobKey
 from holdfast.core.retry import spread
 from holdfast.store import REPAIR_LIMIT, Reaped
 from holdfast.stores.foundationdb import lanes, records
+from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.clock import LAG_MS
 from holdfast.stores.foundationdb.keyspace import pack, span
 from holdfast.stores.foundationdb.lanes import Waiting
@@ -173,7 +174,7 @@ class Claims:
             async def leave(work: Work) -> dict[str, bool]:
                 await read_pointers(work, turns, queue)
                 going = [lane for lane in idle if not lane.fresh]
-                left = await asyncio.gather(*(lanes.leave(work, one.tenant, queue, one.stamps) for one in going))
+                left = await together(*(lanes.leave(work, one.tenant, queue, one.stamps) for one in going))
                 return {lane.tenant: gone for lane, gone in zip(going, left, strict=True)}
 
             for tenant, gone in (await self._transactions.change(leave, give_up_s=LEAVE_FOR_S)).items():
@@ -213,9 +214,7 @@ class _Attempt:
         self.work = work
         prefix = work.keys.deadlines
         looks = [lanes.next_later(work, queue) for queue in self._queues if self.request.tenant is None]
-        first, later = await asyncio.gather(
-            work.tr.get_range(*span(prefix), limit=1, snapshot=True), asyncio.gather(*looks)
-        )
+        first, later = await together(work.tr.get_range(*span(prefix), limit=1, snapshot=True), together(*looks))
         deadline = work.keys.parts(first[0][0], prefix)[0] if first else None
         self.needs_repair = self._repairs and deadline is not None and deadline <= work.now
         due = zip(self._queues, later, strict=False)

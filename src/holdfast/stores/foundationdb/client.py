@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import fdb  # pyright: ignore[reportMissingImports]
@@ -70,6 +70,16 @@ class ClusterWatch:
 
     def cancel(self) -> None:
         self._future.cancel()
+
+
+class ClusterVersionstamp:
+    """The versionstamp of a commit to come."""
+
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return (yield from _done(self._future).__await__()).value
 
 
 class ClusterTransaction:
@@ -166,8 +176,8 @@ class ClusterTransaction:
     def committed_version(self) -> int:
         return self._tr.get_committed_version()
 
-    def versionstamp(self) -> Awaitable[bytes]:
-        return _done(self._tr.get_versionstamp())
+    def versionstamp(self) -> ClusterVersionstamp:
+        return ClusterVersionstamp(self._tr.get_versionstamp())
 
     async def on_error(self, error: FdbError) -> None:
         await _done(self._tr.on_error(error.code))

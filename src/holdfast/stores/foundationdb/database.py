@@ -112,7 +112,7 @@ class FdbTransaction(Protocol):
     ) -> list[tuple[bytes, bytes]]:
         """Return the pairs with begin <= key < end, at most `limit` if it isn't 0.
 
-        With a limit that was reached, the read conflict ends at the last key returned.
+        With a limit reached, the read conflict ends at the last key returned. In reverse, it is the whole range.
         """
         ...
 
@@ -157,7 +157,8 @@ class FdbTransaction(Protocol):
     def set_versionstamped_key(self, key: bytes, value: bytes) -> None:
         """Set a key with the versionstamp in it: ten bytes at the offset in the last four bytes, little-endian.
 
-        The four bytes are cut off. Reading where the key may come to lie raises ACCESSED_UNREADABLE.
+        The four bytes are cut off. Reading where the key may come to lie raises ACCESSED_UNREADABLE,
+        and so does the commit then.
         """
         ...
 

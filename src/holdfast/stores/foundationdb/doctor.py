@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from holdfast.store import Finding
 from holdfast.stores.foundationdb import clock
 from holdfast.stores.foundationdb.address import FdbAddress
+from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.keyspace import ACTIVITY_PARTS, BUCKET_MS, pack, span
 from holdfast.stores.foundationdb.records import number
 from holdfast.stores.foundationdb.transactions import FORMAT, Transactions
@@ -47,8 +46,8 @@ async def _look(work: Work) -> tuple[Work, int, bool, bool]:
     deadlines, retentions = keys.deadlines, keys.retentions
     counters = [keys.meta_of("gone"), *(keys.activity_part(part) for part in range(ACTIVITY_PARTS))]
     late_before, old_before = pack(max(0, work.now - LATE_MS)), pack(max(0, work.now // BUCKET_MS - 1))
-    (gone, *made), late, old = await asyncio.gather(
-        asyncio.gather(*(tr.get(key, snapshot=True) for key in counters)),
+    (gone, *made), late, old = await together(
+        together(*(tr.get(key, snapshot=True) for key in counters)),
         tr.get_range(span(deadlines)[0], deadlines + late_before, limit=1, snapshot=True),
         tr.get_range(span(retentions)[0], retentions + old_before, limit=1, snapshot=True),
     )

@@ -14,12 +14,12 @@ transactions that add jobs never conflict.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from holdfast.core.job import JobKey
+from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.keyspace import after, pack, span, unpack
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Waiting(Struct, frozen=True):
 async def point(work: Work, tenant: str, queue: str, visible_at: int) -> None:
     """Make sure that claims for all tenants find a job of this lane that becomes visible at this time."""
     keys, tr = work.keys, work.tr
-    mark, due = await asyncio.gather(
+    mark, due = await together(
         tr.get(keys.active(tenant, queue), snapshot=True), tr.get(keys.later(tenant, queue), snapshot=True)
     )
     if mark is not None:
@@ -153,7 +153,7 @@ async def leave(work: Work, tenant: str, queue: str, stamps: list[bytes]) -> boo
     `stamps`: where its pointers are. A pointer that was made later conflicts.
     """
     keys, tr = work.keys, work.tr
-    mark, paused, due, times = await asyncio.gather(
+    mark, paused, due, times = await together(
         tr.get(keys.active(tenant, queue)),
         tr.get(keys.lane_paused(tenant, queue)),
         tr.get(keys.later(tenant, queue)),
@@ -182,9 +182,7 @@ async def promote(work: Work, queue: str, limit: int) -> int:
     rows = await tr.get_range(begin, prefix + pack(work.now + 1), limit=limit)
     for key, _ in rows:
         due_at, tenant = unpack(key, len(prefix))
-        mark, due = await asyncio.gather(
-            tr.get(keys.active(tenant, queue), snapshot=True), tr.get(keys.later(tenant, queue))
-        )
+        mark, due = await together(tr.get(keys.active(tenant, queue), snapshot=True), tr.get(keys.later(tenant, queue)))
         work.clear(key)
         if due is not None and _time(due) == due_at:
             work.clear(keys.later(tenant, queue))

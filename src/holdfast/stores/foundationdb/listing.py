@@ -5,7 +5,6 @@ A page is read a part at a time, each in a transaction of its own.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from heapq import merge
 
@@ -14,6 +13,7 @@ from holdfast.core.errors import InvalidOption
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
 from holdfast.core.listing import GROWTH, ListQuery, cursor_text
 from holdfast.store import Page
+from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.keyspace import Bounds, pack, span, unpack
 from holdfast.stores.foundationdb.reads import shown
 from holdfast.stores.foundationdb.transactions import Transactions
@@ -88,7 +88,7 @@ async def _read(
     for prefix in _prefixes(work, query, number, states):
         begin, end = span(prefix)
         reads.append((prefix, (prefix + pack(*place) + b"\xff" if place else begin, end)))
-    found = list(merge(*await asyncio.gather(*(_scan(work, *read, count) for read in reads))))[:count]
+    found = list(merge(*await together(*(_scan(work, *read, count) for read in reads))))[:count]
     return work.now, found, await shown(work, [JobKey(query.tenant, query.queue, id_) for _, id_ in found])
 
 
@@ -134,7 +134,7 @@ async def _read_back(
             found = _prefixes(work, query, number, wanted)
             prefixes += [prefix + pack(rank) for prefix in found for rank in range(10)] if number == 0 else found
     reads = [(prefix, (prefix + pack(max(0, query.since or 0)), prefix + pack(*place))) for prefix in prefixes]
-    parts = await asyncio.gather(*(_scan(work, *read, count, reverse=True) for read in reads))
+    parts = await together(*(_scan(work, *read, count, reverse=True) for read in reads))
     found = list(merge(*parts, reverse=True))[:count]
     return work.now, found, await shown(work, [JobKey(query.tenant, query.queue, id_) for _, id_ in found])
 

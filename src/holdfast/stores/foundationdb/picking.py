@@ -5,7 +5,6 @@ Nothing is written here. What was learned about the turns is kept only after the
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterable
 from heapq import heappop, heappush
@@ -13,6 +12,7 @@ from itertools import islice
 
 from holdfast.core import fairness
 from holdfast.core.job import ClaimRequest
+from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.keyspace import STAMP_BYTES, after, span
 from holdfast.stores.foundationdb.lanes import LaneJobs, Waiting
 from holdfast.stores.foundationdb.settings import cost
@@ -104,7 +104,7 @@ class TurnsPicker:
         count = max(1, math.ceil(self._share / max(1, among)))
         for tenant in new:
             self._lanes[tenant] = LaneJobs(self._work, tenant, self._queue)
-        await asyncio.gather(*(self._lanes[tenant].fetch(count, skip=self._skip) for tenant in new))
+        await together(*(self._lanes[tenant].fetch(count, skip=self._skip) for tenant in new))
 
     async def _minimum(self) -> int:
         """The virtual time of the first lane that has work. Those before it leave the turns."""
@@ -137,7 +137,7 @@ class TurnsPicker:
                 self._resting.add(tenant)
                 continue
             self._floor = max(self._floor, time)
-            of_queue, of_tenant = await asyncio.gather(
+            of_queue, of_tenant = await together(
                 self._work.setting(tenant, self._queue), self._work.setting(tenant, "")
             )
             self._times[tenant] = time + cost(of_queue, of_tenant)
@@ -181,7 +181,7 @@ Picker = LanePicker | TurnsPicker
 
 async def pick(request: ClaimRequest, pickers: list[Picker]) -> list[Waiting]:
     """Up to `limit` jobs, one from each queue in rotation; a queue without visible jobs drops out."""
-    await asyncio.gather(*(picker.prepare() for picker in pickers))
+    await together(*(picker.prepare() for picker in pickers))
     going = list(pickers)
     found: list[Waiting] = []
     while going and len(found) < request.limit:

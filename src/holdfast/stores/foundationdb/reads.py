@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
 
 import msgspec
@@ -16,6 +15,7 @@ from holdfast.core.names import OPERATOR, check_id, join_key
 from holdfast.paging import name_cursor, name_page, tenant_cursor
 from holdfast.store import PurgePage, QueuePage, QueueStats, TenantPage, WorkerInfo, WorkerPage
 from holdfast.stores.foundationdb import records
+from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.keyspace import after, pack, span, unpack
 from holdfast.stores.foundationdb.lanes import LaneJobs, heads
 from holdfast.stores.foundationdb.records import number
@@ -77,13 +77,13 @@ async def standing(work: Work, key: JobKey) -> Standing | None:
 async def _others(work: Work, key: JobKey) -> int:
     """Other tenants with visible work in a queue of this name."""
     prefix, later = work.keys.pointers(key.queue), work.keys.later_pointers(key.queue)
-    active, due = await asyncio.gather(
+    active, due = await together(
         work.tr.get_range(prefix, prefix + b"\xff" * 12, limit=2 * OTHERS_SCAN, snapshot=True),
         work.tr.get_range(span(later)[0], later + pack(work.now + 1), limit=OTHERS_SCAN, snapshot=True),
     )
     names = [value.decode() for _, value in active] + [unpack(name, len(later))[1] for name, _ in due]
     others = [name for name in dict.fromkeys(names) if name != key.tenant][:OTHERS_SCAN]
-    found = await asyncio.gather(*(LaneJobs(work, name, key.queue).has_visible() for name in others))
+    found = await together(*(LaneJobs(work, name, key.queue).has_visible() for name in others))
     return min(sum(found), OTHERS_LIMIT + 1)
 
 
@@ -92,12 +92,12 @@ async def _others(work: Work, key: JobKey) -> int:
 
 async def stats(work: Work, tenant: str, queues: Iterable[str]) -> list[QueueStats]:
     """Counts by the states shown now."""
-    return list(await asyncio.gather(*(_stats(work, tenant, queue) for queue in queues)))
+    return list(await together(*(_stats(work, tenant, queue) for queue in queues)))
 
 
 async def _stats(work: Work, tenant: str, queue: str) -> QueueStats:
     prefix = work.keys.lane_counts(tenant, queue)
-    rows, paused, expired_ = await asyncio.gather(
+    rows, paused, expired_ = await together(
         work.tr.get_range(*span(prefix), snapshot=True),
         work.tr.get(work.keys.lane_paused(tenant, queue), snapshot=True),
         _expired(work, tenant, queue),
@@ -119,7 +119,7 @@ async def _stats(work: Work, tenant: str, queue: str) -> QueueStats:
 
 async def _waiting(work: Work, tenant: str, queue: str) -> tuple[dict[int, int], int | None]:
     """The number of jobs that are not due yet, by state, and since when the oldest visible one has waited."""
-    first = await asyncio.gather(*(_later(work, tenant, queue, state) for state in _LATER))
+    first = await together(*(_later(work, tenant, queue, state) for state in _LATER))
     times = [at for _, at in await heads(work, tenant, queue, snapshot=True) if at <= work.now]
     later = {codes.STATE_CODES[state]: count for state, count in zip(_LATER, first, strict=True)}
     return later, min(times, default=None)
@@ -135,7 +135,7 @@ async def _later(work: Work, tenant: str, queue: str, state: JobState) -> int:
         reads.append(work.tr.get_range(begin, end, snapshot=True))
         if finer is not None:
             end = prefix + pack(finer, code, ((now >> shift) + 1) << (shift - finer))
-    return sum(number(value) for rows in await asyncio.gather(*reads) for _, value in rows)
+    return sum(number(value) for rows in await together(*reads) for _, value in rows)
 
 
 async def _expired(work: Work, tenant: str, queue: str) -> dict[int, int]:
@@ -156,7 +156,7 @@ async def queue_page(work: Work, tenant: str, cursor: str | None, limit: int) ->
     """Counts of the next queues that have jobs or are paused."""
     place = name_cursor(cursor)
     parts = (_names(work, prefix, place, limit) for prefix in (work.keys.queues(tenant), work.keys.paused(tenant)))
-    names, following = name_page({name for part in await asyncio.gather(*parts) for name in part}, place, limit)
+    names, following = name_page({name for part in await together(*parts) for name in part}, place, limit)
     return QueuePage(await stats(work, tenant, names), following)
 
 
@@ -172,7 +172,7 @@ async def _names(work: Work, prefix: bytes, place: str, limit: int) -> list[str]
 async def tenant_page(work: Work, cursor: str | None, limit: int) -> TenantPage:
     """The next tenants that have jobs or settings."""
     place = tenant_cursor(cursor)[0]
-    with_jobs, with_settings = await asyncio.gather(
+    with_jobs, with_settings = await together(
         _names(work, work.keys.tenants, place, limit + 1), _names(work, work.keys.settings, place, READ)
     )
     names, following = name_page({*with_jobs, *with_settings} - {OPERATOR}, place, limit)
@@ -186,7 +186,7 @@ async def usage(work: Work, tenant: str) -> Usage:
     """What a tenant keeps. [TENANT-5]"""
     keys, tr = work.keys, work.tr
     names = ("keys", "bytes")
-    jobs, events, *kept = await asyncio.gather(
+    jobs, events, *kept = await together(
         tr.get(keys.tenant_jobs(tenant), snapshot=True),
         tr.get(keys.tenant_events(tenant), snapshot=True),
         *(tr.get(keys.kept(tenant, name), snapshot=True) for name in names),

@@ -70,6 +70,8 @@ PART_ITEMS = 500
 """The most items of a batch in one transaction."""
 PART_BYTES = 1_000_000
 """About the most bytes of payloads, results and errors in one transaction."""
+PART_TENANTS = 100
+"""Each tenant costs some reads: with many, a transaction on a busy machine would come near 5 s."""
 READ_ITEMS = 100
 """The most jobs that one transaction reads by name."""
 
@@ -370,14 +372,21 @@ async def _now(work: Work) -> int:
 def _parts(items: Sequence[I], size_of: Callable[[I], int] | None) -> Iterator[Sequence[I]]:
     """A batch in parts of limited size."""
     start, size = 0, 0
+    tenants: set[str] = set()
     for at, item in enumerate(items):
         here = 0 if size_of is None else size_of(item)
-        if at > start and (at - start == PART_ITEMS or size + here > PART_BYTES):
+        tenants.add(_tenant(item))
+        if at > start and (at - start == PART_ITEMS or size + here > PART_BYTES or len(tenants) > PART_TENANTS):
             yield items[start:at]
-            start, size = at, 0
+            start, size, tenants = at, 0, {_tenant(item)}
         size += here
     if start < len(items):
         yield items[start:]
+
+
+def _tenant(item: Any) -> str:
+    key: JobKey = item if isinstance(item, JobKey) else item.key
+    return key.tenant
 
 
 def _new_size(item: NewJob) -> int:

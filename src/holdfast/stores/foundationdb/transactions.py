@@ -7,7 +7,6 @@ again. So no claim is made twice. Transactions without events may run twice, as 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from secrets import token_bytes
@@ -17,6 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
 from holdfast.stores.foundationdb import clock, entries
+from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.clock import Anchor, Witness
 from holdfast.stores.foundationdb.database import (
     COMMIT_UNKNOWN_RESULT,
@@ -132,7 +132,7 @@ class Transactions:
     async def begin(self, transaction: FdbTransaction, nonce: bytes = b"", *, joined: bool = False) -> Work:
         """What a transaction knows at its beginning: its version, the time, the settings' version."""
         while True:
-            version, rows = await asyncio.gather(
+            version, rows = await together(
                 transaction.get_read_version(), transaction.get_range(*span(self.keys.meta), snapshot=True)
             )
             meta = {self.keys.parts(key, self.keys.meta)[0]: value for key, value in rows}
@@ -186,7 +186,7 @@ class Transactions:
         transaction = self.database.transaction()
         while True:
             try:
-                version, raw = await asyncio.gather(
+                version, raw = await together(
                     transaction.get_read_version(), transaction.get(self.keys.meta_of("clock"))
                 )
                 if raw is None:
@@ -222,7 +222,7 @@ class Transactions:
 
     async def _create(self, transaction: FdbTransaction, *, frozen: bool) -> None:
         keys = self.keys
-        made, raw, version, first = await asyncio.gather(
+        made, raw, version, first = await together(
             transaction.get(keys.meta_of("format")),
             transaction.get(keys.meta_of("clock")),
             transaction.get_read_version(),

@@ -6,7 +6,6 @@ the counts, the pointers and the log. All that follows from a job is computed fr
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
@@ -20,6 +19,7 @@ from holdfast.core.events import Event
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey
 from holdfast.core.lifecycle import Retention, forgotten
 from holdfast.stores.foundationdb import lanes, numbers, records
+from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.clock import Anchor
 from holdfast.stores.foundationdb.database import FdbTransaction
 from holdfast.stores.foundationdb.entries import pack_events
@@ -105,7 +105,7 @@ class Work:
     async def load(self, keys: Iterable[JobKey], *, snapshot: bool = False) -> None:
         """Read jobs that were not read yet. Without `snapshot`, a change of one meanwhile is a conflict."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._records]
-        found = await asyncio.gather(*(self._read(key, snapshot=snapshot) for key in missing))
+        found = await together(*(self._read(key, snapshot=snapshot) for key in missing))
         self._records.update(zip(missing, found, strict=True))
 
     async def _read(self, key: JobKey, *, snapshot: bool) -> StoredJob:
@@ -157,7 +157,7 @@ class Work:
 
     async def fill(self, jobs: Collection[Job]) -> None:
         """Read the payloads that are not in the records."""
-        await asyncio.gather(*(self._fill(job) for job in jobs if job.envelope.payload is ELSEWHERE))
+        await together(*(self._fill(job) for job in jobs if job.envelope.payload is ELSEWHERE))
 
     async def _fill(self, job: Job) -> None:
         record = self._records.get(job.key)
@@ -177,7 +177,7 @@ class Work:
     async def load_bindings(self, scopes: Iterable[Scope]) -> None:
         """Read which jobs hold these keys."""
         missing = [scope for scope in dict.fromkeys(scopes) if scope not in self._bindings]
-        found = await asyncio.gather(*(self.tr.get(self.keys.key(*scope)) for scope in missing))
+        found = await together(*(self.tr.get(self.keys.key(*scope)) for scope in missing))
         for scope, raw in zip(missing, found, strict=True):
             binding = None if raw is None else records.unpack_binding(raw)
             self._bindings[scope] = self._stored_bindings[scope] = binding
@@ -270,7 +270,7 @@ class Work:
                 if job is not None and job.state in WAITING:
                     lane = (job.tenant, job.queue)
                     due[lane] = min(job.visible_at, due.get(lane, job.visible_at))
-        await asyncio.gather(*(lanes.point(self, *lane, visible_at) for lane, visible_at in due.items()))
+        await together(*(lanes.point(self, *lane, visible_at) for lane, visible_at in due.items()))
         self._write_bindings()
         self._write_log()
         for key, by in self._counts.items():

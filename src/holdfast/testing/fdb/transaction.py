@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Generator, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from holdfast.stores.foundationdb.database import (
@@ -65,9 +67,9 @@ class SimulatedTransaction(Writing):
         self._forget()
 
     def cancel(self) -> None:
+        """Watches go on until the transaction is reset or forgotten."""
         self._failed = self._failed or TRANSACTION_CANCELLED
         self._leave()
-        self._end_watches(TRANSACTION_CANCELLED)
 
     def set_timeout(self, milliseconds: int) -> None:
         self._timeout_s = milliseconds / 1000
@@ -94,12 +96,12 @@ class SimulatedTransaction(Writing):
 
     def _check(self) -> None:
         """Raise what keeps the transaction from being used."""
+        if self._deferred:
+            raise FdbError(self._deferred)
         if self._committing:
             self._failed = self._failed or USED_DURING_COMMIT
             raise FdbError(USED_DURING_COMMIT)
         self._check_time()
-        if self._deferred:
-            raise FdbError(self._deferred)
 
     # -- reads
 
@@ -126,24 +128,20 @@ class SimulatedTransaction(Writing):
 
     async def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None:
         self._check_key_to_read(key)
-        return self._get(key, await self._enter(), snapshot=snapshot)
+        with self._noting_errors():
+            version = None if self._writes.settle(key) else await self._enter()
+            return self._get(key, version, snapshot=snapshot)
 
-    def _get(self, key: bytes, version: int, *, snapshot: bool) -> bytes | None:
+    def _get(self, key: bytes, version: int | None, *, snapshot: bool) -> bytes | None:
+        """Read a key. Without a version: one that the transaction's own writes settle."""
+        writes = self._writes
+        entry = writes.entries.get(key)
+        if key in writes.unreadable if entry is None else entry.unreadable:
+            raise FdbError(ACCESSED_UNREADABLE)
+        if version is None:
+            return entry.value(None) if entry else None
         with self._database.lock:
-            data = self._database.readable(version)
-            writes = self._writes
-            entry = writes.entries.get(key) if writes else None
-            if entry is not None:
-                if entry.unreadable:
-                    raise FdbError(ACCESSED_UNREADABLE)
-                if entry.independent:
-                    return entry.value(None)
-            elif writes:
-                if key in writes.unreadable:
-                    raise FdbError(ACCESSED_UNREADABLE)
-                if key in writes.cleared:
-                    return None
-            value = data.get(key, version)
+            value = self._database.readable(version).get(key, version)
         if not snapshot:
             self._note_read_key(key)
         return entry.value(value) if entry else value
@@ -151,26 +149,42 @@ class SimulatedTransaction(Writing):
     async def get_range(
         self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
     ) -> list[tuple[bytes, bytes]]:
+        self._check()
         if begin > END or end > END:
             raise FdbError(KEY_OUTSIDE_LEGAL_RANGE)
-        version = await self._enter()
         if begin >= end:
-            return []
-        pairs: list[tuple[bytes, bytes]] = []
-        with self._database.lock:
-            scan = self._database.readable(version).scan(begin, end, version, reverse=reverse)
-            if self._writes and self._writes.touch(begin, end):
-                scan = self._merged(scan, begin, end, reverse=reverse)
-            for pair in scan:
-                pairs.append(pair)
-                if len(pairs) == limit:
-                    break
+            return []  # It takes no read version.
+        with self._noting_errors():
+            pairs = self._read_own(begin, end, limit, reverse=reverse)
+            if pairs is None:
+                version = await self._enter()
+                with self._database.lock:
+                    scan = self._database.readable(version).scan(begin, end, version, reverse=reverse)
+                    if self._writes and self._writes.touch(begin, end):
+                        scan = self._merged(scan, begin, end, reverse=reverse)
+                    pairs = self._first(scan, limit)
         if not snapshot:
-            if limit and len(pairs) == limit:  # What is behind the last key makes no difference.
-                last = pairs[-1][0]
-                begin, end = (last, end) if reverse else (begin, after(last))
+            if limit and len(pairs) == limit and not reverse:  # What is behind the last key makes no difference.
+                end = after(pairs[-1][0])
             self._note_read_range(begin, end)
         return pairs
+
+    def _read_own(self, begin: bytes, end: bytes, limit: int, *, reverse: bool) -> list[tuple[bytes, bytes]] | None:
+        """Read a range without the database, if the transaction's own writes settle as much of it as is asked for."""
+        if not self._writes:
+            return None
+        open_parts = list(self._writes.not_settled(begin, end))
+        first, last = begin, end
+        if open_parts and reverse:
+            first = open_parts[-1][1]
+        elif open_parts:
+            last = open_parts[0][0]
+        pairs = self._first(self._merged(iter(()), first, last, reverse=reverse), limit)
+        return pairs if not open_parts or (limit and len(pairs) == limit) else None
+
+    @staticmethod
+    def _first(scan: Iterator[tuple[bytes, bytes]], limit: int) -> list[tuple[bytes, bytes]]:
+        return list(islice(scan, limit) if limit else scan)
 
     def _merged(
         self, scan: Iterator[tuple[bytes, bytes]], begin: bytes, end: bytes, *, reverse: bool
@@ -210,7 +224,19 @@ class SimulatedTransaction(Writing):
         self._check()
         return self._size
 
+    @contextmanager
+    def _noting_errors(self) -> Generator[None]:
+        """A read that fails keeps its transaction from committing."""
+        run = self._run
+        try:
+            yield
+        except FdbError as error:
+            if run is self._run:
+                self._read_error = self._read_error or error.code
+            raise
+
     def _check_key_to_read(self, key: bytes) -> None:
+        self._check()
         if key >= END:
             raise FdbError(KEY_OUTSIDE_LEGAL_RANGE)
 
@@ -233,8 +259,7 @@ class SimulatedTransaction(Writing):
         self._check_key_to_read(key)
         if len(key) > MAX_KEY_BYTES:
             raise FdbError(KEY_TOO_LARGE)
-        self._check()
-        return self._get(key, self._begin(), snapshot=False)
+        return self._get(key, None if self._writes.settle(key) else self._begin(), snapshot=False)
 
     def committed_version(self) -> int:
         return self._committed_version
@@ -250,6 +275,8 @@ class SimulatedTransaction(Writing):
     async def commit(self) -> None:
         self._check()
         self._committing = True
+        if self._read_error:
+            raise FdbError(self._read_error)
         run = self._run
         try:
             await self._commit(run)

@@ -120,6 +120,13 @@ class Writes:
             or self.unreadable.meets(begin, end)
         )
 
+    def settle(self, key: bytes) -> bool:
+        """Say whether reading a key needs no look at the database."""
+        entry = self.entries.get(key)
+        if entry is not None:
+            return entry.independent or entry.unreadable
+        return key in self.cleared or key in self.unreadable
+
     def between(self, begin: bytes, end: bytes) -> list[bytes]:
         """Return the keys written in a range."""
         return self.keys[bisect_left(self.keys, begin) : bisect_left(self.keys, end)]

@@ -36,6 +36,7 @@ class Writing:
         self._quiet = False
         self._deferred = 0
         self._failed = 0
+        self._read_error = 0
         self._committing = False
 
     # -- writes
@@ -112,6 +113,8 @@ class Writing:
         self._deferred = self._deferred or code
 
     def _fits(self, key: bytes, value: bytes) -> bool:
+        if self._deferred:
+            return False
         if self._committing:
             self._failed = self._failed or USED_DURING_COMMIT
             self._defer(USED_DURING_COMMIT)

@@ -80,7 +80,8 @@ class Side:
             match step:
                 case ("watch", key):
                     self.watches[number] = transaction.watch(key)
-                    return None
+                    # What follows at once may overtake the read of a watch.
+                    return self._named(await transaction.get(key))
                 case ("on_error", code):
                     return await transaction.on_error(FdbError(code))
                 case ("commit",):
@@ -140,7 +141,7 @@ async def _compare_ends(simulated: Side, other: Side, seed: int) -> None:
     sides = simulated, other
     for side in sides:
         for transaction in side.slots:
-            transaction.cancel()
+            transaction.reset()
     for number, watch in simulated.watches.items():
         if watch.done:  # The other may be a little later, and may end without a change.
             async with asyncio.timeout(30):

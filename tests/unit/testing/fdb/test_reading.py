@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.unit.testing.fdb.doing import code_of, commit, database, number
+from tests.unit.testing.fdb.model import do
 
 
 async def test_all_reads_are_of_one_moment():
@@ -166,6 +167,51 @@ async def test_an_unfinished_transaction_changes_nothing():
     assert await code_of(cancelled.commit()) == 1025
     cancelled.reset()
     assert await cancelled.get(b"a") == b"1"
+
+
+async def test_what_a_transaction_has_written_itself_is_read_without_a_version():
+    for reads, waits in (
+        (("get", b"a"), False),
+        (("get", b"b"), True),
+        (("get", b"c"), False),
+        (("get_range", b"a", b"a\x00", 0, False), False),
+        (("get_range", b"b", b"a", 0, False), False),
+        (("get_range", b"a", b"c", 0, False), True),
+        (("get_range", b"a", b"c", 1, False), False),
+        (("get_range", b"a", b"e", 1, True), False),
+        (("get_range", b"a", b"e", 2, True), True),
+        (("get_range", b"c", b"d", 0, False), False),
+    ):
+        db = database(x="1")
+        transaction = db.transaction()
+        transaction.set(b"a", b"1")
+        transaction.add(b"b", 1)
+        transaction.clear_range(b"c", b"e")
+        transaction.set(b"d", b"1")
+        await do(transaction, reads)
+        await commit(db, x="2")
+        assert await transaction.get(b"x") == (b"1" if waits else b"2"), reads
+
+
+async def test_a_transaction_whose_read_has_failed_cannot_commit():
+    db = database()
+    transaction = db.transaction()
+    transaction.set_versionstamped_value(b"v", bytes(14))
+    assert await code_of(transaction.get(b"v")) == 1036
+    assert await code_of(transaction.commit()) == 1036
+    transaction.reset()
+    assert await code_of(transaction.get(b"\xff")) == 2004  # This one never began.
+    transaction.set(b"a", b"1")
+    await transaction.commit()
+
+
+async def test_the_error_of_a_write_comes_before_all_others():
+    db = database()
+    transaction = db.transaction()
+    transaction.set(b"v", bytes(100_001))
+    transaction.cancel()
+    assert await code_of(transaction.get(b"\xff")) == 2103
+    assert await code_of(transaction.commit()) == 2103
 
 
 async def test_a_read_that_was_under_way_at_a_reset_is_cancelled():

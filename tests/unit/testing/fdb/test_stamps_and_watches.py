@@ -48,8 +48,8 @@ async def test_where_a_versionstamp_may_come_to_lie_cannot_be_read():
     assert await code_of(transaction.get_range(b"m", b"z", reverse=True)) == 1036
     assert await transaction.get_range(b"k", b"m", limit=1) == [(b"k", b"1")]
     assert await transaction.get(b"k") == b"1"
-    await transaction.commit()
-    assert len(db) == 3
+    assert await code_of(transaction.commit()) == 1036
+    assert len(db) == 1
 
 
 async def test_clearing_a_versionstamped_value_makes_it_readable():
@@ -170,6 +170,16 @@ async def test_a_watch_fails_with_its_transaction():
     watch = db.transaction().watch(b"a")  # Its transaction is gone.
     assert await code_of(watch) == 1025
     assert len(db.watches) == 0
+
+
+async def test_the_watches_of_a_cancelled_transaction_end_when_it_is_reset():
+    db = database(a="1")
+    transaction = db.transaction()
+    watch = transaction.watch(b"a")
+    transaction.cancel()
+    assert not watch.done
+    transaction.reset()
+    assert await code_of(watch) == 1025
 
 
 async def test_there_is_a_limit_to_watches():
