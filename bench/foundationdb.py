@@ -178,7 +178,7 @@ async def depths(figures: Figures, url: str, deepest: int) -> None:
 
 
 async def idle_tenants(figures: Figures, url: str, idle: int) -> None:
-    """Claims for all tenants, before and after so many tenants have come that have no work."""
+    """Claims for all tenants, before and after tenants have come that have no work."""
     store = await _open(url)
     await multiply(store, "busy", 10_000)
     for many in (0, idle):

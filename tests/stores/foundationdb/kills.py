@@ -76,7 +76,7 @@ class Kills:
                 await self.zygote.end(pid)
             for pid in crew:
                 await self._kill(pid)
-            # Something is surely left to do: a worker is told to end when it has done it, not while it still starts.
+            # Something is surely left to do: a worker is ended when it has done it, not while it still starts.
             await queue.enqueue(work.message(self.log), id="last")
             await drain(self.zygote, queue, self.url)
             await self._check(queue)

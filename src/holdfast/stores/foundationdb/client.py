@@ -3,7 +3,7 @@
 A future calls back on the network thread of the client, which wakes the event loop: no thread waits for one.
 """
 # The binding has no types.
-# pyright: basic
+# pyright: basic, reportAttributeAccessIssue=false
 # mypy: ignore-errors
 
 from __future__ import annotations
