@@ -191,15 +191,16 @@ async def _group(store: _Lists, query: ListQuery, after: str) -> tuple[list[str]
 
 def list_page(jobs: Iterable[Job], query: ListQuery, now: int) -> Page:
     """The page that `query` asks for, of all jobs of its queue, or of its tenant. The records are copies."""
+    stored = lifecycle.stored(query.states)
     if query.newest:
         before = query.before()
-        places = ((place_of(job), job) for job in jobs if query.matches(job, now))
+        places = ((place_of(job), job) for job in jobs if job.state in stored and query.matches(job, now))
         latest = nlargest(query.limit + 1, (pair for pair in places if pair[0] < before), key=lambda pair: pair[0])
         more = len(latest) > query.limit
         shown = [shown_job(job, now) for _, job in latest[: query.limit]]
         return Page(shown, cursor_text(latest[query.limit - 1][0]) if more else None, now)
     after = _parse_position(query.cursor)
-    found = ((_list_position(job), job) for job in jobs if query.matches(job, now))
+    found = ((_list_position(job), job) for job in jobs if job.state in stored and query.matches(job, now))
     page = nsmallest(query.limit + 1, (pair for pair in found if pair[0] > after), key=lambda pair: pair[0])
     cursor = ".".join(map(str, page[query.limit - 1][0])) if len(page) > query.limit else None
     return Page([shown_job(job, now) for _, job in page[: query.limit]], cursor, now)

@@ -332,13 +332,11 @@ async def test_refusals_are_counted_by_budget_and_name_no_tenant():
 async def test_a_debt_is_paid_at_the_rate_of_the_tenant():
     now, rate = [0.0], {"a": 10, "b": 0}
     rates = limits.TenantRates("changes_per_s", "changes", rate.__getitem__, lambda: now[0])
-    rates.check("a")
-    rates.take("a", 120)  # 20 are at hand.
+    rates.admit("a", 120)  # 20 are at hand.
     with pytest.raises(limits.Refusal, match="10 changes per second") as refused:
-        rates.check("a")
+        rates.admit("a")
     assert refused.value.headers["retry-after"] == "11"
     now[0] = 10.1
-    rates.check("a")
+    rates.admit("a")
     for _ in range(100):
-        rates.check("b")
-        rates.take("b", 1000)
+        rates.admit("b", 1000)

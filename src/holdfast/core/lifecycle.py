@@ -71,6 +71,11 @@ def shown(job: Job, now: int) -> JobState:
     return job.state
 
 
+def stored(states: frozenset[JobState]) -> frozenset[JobState]:
+    """The states of records that can be shown in one of these states."""
+    return states | {SCHEDULED, RETRYING} if READY in states else states
+
+
 def forgotten(job: Job, now: int) -> bool:
     """Whether the job's retention is over. Only terminal jobs have one. [KEEP-1]"""
     return job.expires_at is not None and job.expires_at <= now

@@ -17,7 +17,6 @@ from holdfast.dashboard.access import ByToken, OnLoopback
 from holdfast.dashboard.app import Dashboard
 from holdfast.dashboard.oidc import Issuer, OidcSettings
 from holdfast.dashboard.view import Viewer
-from holdfast.service.limits import DEBT_S
 from holdfast.service.listening import Server
 from holdfast.service.settings import Limits
 from holdfast.service.shares import Shares
@@ -68,8 +67,7 @@ def in_service(
         tenant = viewer.tenant or ""
         request.scope["holdfast.tenant"] = tenant
         request.scope["holdfast.belong"](tenant)
-        context.requests.check(tenant)
-        context.requests.take(tenant, max_debt_s=DEBT_S)
+        context.requests.admit(tenant)
 
     return Dashboard(
         context.store,

@@ -115,6 +115,7 @@ async def _show(pages: Mounted, scope: Scope, receive: Receive, send: Send) -> N
     except Refusal as refusal:
         await send_problem(send, refusal)
         return
+    scope["holdfast.safe"] = ()  # The pages set these headers themselves.
     await pages({**scope, "root_path": PAGES}, receive, send)
 
 
@@ -141,7 +142,7 @@ class _Endpoint:
         route = self.routes[scope["method"]]
         scope["holdfast.route"] = route.path
         headers: dict[bytes, bytes] = {}
-        body = bodies.Body(receive, headers)
+        body: bodies.Body | None = None
         holds: list[Hold] = []
         try:
             try:
@@ -190,12 +191,13 @@ class _Endpoint:
             # A token without the scope gets no exemption from the rates.
             if not route.is_never_refused or (route.scope and route.scope not in caller.scopes):
                 context.token_rates.check(caller.digest)
-                context.requests.check(caller.tenant)
-            elif context.requests.is_exhausted(caller.tenant) or context.token_rates.is_exhausted(caller.digest):
-                # One per turn of the event loop, so that other tenants' requests come in between. [TENANT-4]
-                await context.turns.take(TURN, caller.tenant)
+                context.requests.admit(caller.tenant)
+            else:
+                if context.requests.is_exhausted(caller.tenant) or context.token_rates.is_exhausted(caller.digest):
+                    # One per turn of the event loop, so that other tenants' requests come in between. [TENANT-4]
+                    await context.turns.take(TURN, caller.tenant)
+                context.requests.take(caller.tenant, max_debt_s=DEBT_S)
             context.token_rates.take(caller.digest)
-            context.requests.take(caller.tenant, max_debt_s=DEBT_S)
             if route.scope and (caller.tenant or not route.for_operators):
                 caller.need(route.scope)
 
@@ -211,7 +213,8 @@ class _Endpoint:
         """Check the request, cheapest checks first, and call the route's handler."""
         await self._admit(route, caller)
         context, limits = self._context, self._context.settings.limits
-        hold, answer = (context.memory.hold(caller.tenant, _address(scope)) for _ in range(2))
+        address = _address(scope)
+        hold, answer = context.memory.hold(caller.tenant, address), context.memory.hold(caller.tenant, address)
         holds += hold, answer
         query = parse_query(scope["query_string"], route.query)
         content: Any = None
@@ -224,9 +227,8 @@ class _Endpoint:
         elif not body.ended:
             raise Refusal("invalid_request", "this route takes no body")
         if route.method != "GET":
-            if not route.is_never_refused:
-                context.changes.check(caller.tenant)
-            context.changes.take(caller.tenant, len(content) if route.batch else 1)
+            count = context.changes.take if route.is_never_refused else context.changes.admit
+            count(caller.tenant, len(content) if route.batch else 1)
         call = ServiceCall(context, scope, caller, content, query, holds)
         if audit is not None:
             audit.asked(call)
@@ -257,7 +259,10 @@ class _Endpoint:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _refuse(send: Send, error: HoldfastError, body: bodies.Body) -> None:
+async def _refuse(send: Send, error: HoldfastError, body: bodies.Body | None) -> None:
+    if body is None:
+        await send_problem(send, error)
+        return
     if error.code in EARLY:
         await send_problem(send, error, close=True, then=body.drain)
         return

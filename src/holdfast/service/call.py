@@ -196,9 +196,11 @@ class Route(Struct, frozen=True, kw_only=True):
 
 def parse_query(text: bytes, type: type[Q]) -> Q:
     """Parse the query of a request. Raises a refusal."""
+    if not text:
+        return bodies.convert_query([], type)
     try:
         pairs = parse_qsl(
-            text.decode("ascii"), keep_blank_values=True, strict_parsing=bool(text), errors="strict",
+            text.decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict",
             max_num_fields=MAX_PARAMETERS,
         )  # fmt: skip
     except ValueError:

@@ -223,7 +223,8 @@ class ServiceContext:
         hold.check()
         steps = AnswerSize(self._tenant(request.tenant or "").largest, "claim", request.limit, hold)
         step = steps.waiting() if wait_s else steps.next()
-        claimed = await self.claimer.claim(replace(request, limit=step), wait_s=wait_s, gone=gone, on_look=look)
+        first = request if step == request.limit else replace(request, limit=step)
+        claimed = await self.claimer.claim(first, wait_s=wait_s, gone=gone, on_look=look)
         fits = steps.add(claimed.jobs)
         jobs = claimed.jobs
         while fits and len(claimed.jobs) == step < request.limit and not (gone and gone.done()):

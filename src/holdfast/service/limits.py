@@ -31,10 +31,17 @@ class _Buckets(Generic[K]):
 
     def wait_s(self, key: K, rate: float) -> int:
         """The time until there is room for one; 0: now."""
+        return 0 if rate <= 0 else _wait_s(self._level(key, rate, self._clock()), rate)
+
+    def admit(self, key: K, rate: float, amount: int) -> int:
+        """Take `amount` if there is room for one. Else return the time until there is."""
         if rate <= 0:
             return 0
-        level = self._level(key, rate)
-        return math.ceil((1.0 - level) / rate) if level < 1.0 else 0
+        now = self._clock()
+        level = self._level(key, rate, now)
+        if level >= 1.0:
+            self._set(key, level - amount, now)
+        return _wait_s(level, rate)
 
     def take(self, key: K, rate: float, amount: int = 1, *, max_debt_s: float = math.inf) -> None:
         """Take `amount`. The level may become negative: the key then waits until it is positive again.
@@ -43,16 +50,18 @@ class _Buckets(Generic[K]):
         """
         if rate <= 0:
             return
-        level = max(self._level(key, rate) - amount, min(0.0, 1.0 - rate * max_debt_s))
+        now = self._clock()
+        self._set(key, max(self._level(key, rate, now) - amount, min(0.0, 1.0 - rate * max_debt_s)), now)
+
+    def _set(self, key: K, level: float, now: float) -> None:
         self._levels.pop(key, None)
         if len(self._levels) >= MAX_KEYS:
             # The least recently used one has a full bucket, or nearly.
             del self._levels[next(iter(self._levels))]
-        self._levels[key] = (level, self._clock())
+        self._levels[key] = (level, now)
 
-    def _level(self, key: K, rate: float) -> float:
+    def _level(self, key: K, rate: float, now: float) -> float:
         full = max(1.0, rate * BURST_S)
-        now = self._clock()
         level, at = self._levels.get(key, (full, now))
         return min(full, level + (now - at) * rate)
 
@@ -95,16 +104,16 @@ class TenantRates:
         """Whether there is no room for one."""
         return self._buckets.wait_s(tenant, self.rate_of(tenant)) > 0
 
-    def check(self, tenant: str) -> None:
-        """Raise a refusal that says when to retry, unless there is room for one."""
+    def admit(self, tenant: str, amount: int = 1) -> None:
+        """Count `amount` if there is room for one. Else raise a refusal that says when to retry."""
         rate = self.rate_of(tenant)
-        wait_s = self._buckets.wait_s(tenant, rate)
+        wait_s = self._buckets.admit(tenant, rate, amount)
         if wait_s:
             detail = f"{self._budget}: this tenant may make {rate} {self._thing} per second in each process"
             raise _limited(detail, wait_s, self._budget)
 
     def take(self, tenant: str, amount: int = 1, *, max_debt_s: float = math.inf) -> None:
-        """Count `amount`."""
+        """Count `amount`, without a refusal."""
         self._buckets.take(tenant, self.rate_of(tenant), amount, max_debt_s=max_debt_s)
 
 
@@ -125,6 +134,10 @@ class BadTokens:
         """Count one, unless the address must wait already."""
         if not self._buckets.wait_s(host(address), self._rate):
             self._buckets.take(host(address), self._rate)
+
+
+def _wait_s(level: float, rate: float) -> int:
+    return math.ceil((1.0 - level) / rate) if level < 1.0 else 0
 
 
 @lru_cache(MAX_KEYS)

@@ -46,6 +46,7 @@ class Middleware:
         scope.setdefault("holdfast.left", bool)
         scope.setdefault("holdfast.belong", _nothing)
         scope.setdefault("holdfast.flow", _NO_FLOW)
+        scope["holdfast.safe"] = _SAFE
         request_id, trace = _request_id_and_trace(scope["headers"])
         scope["holdfast.trace"] = trace
         scope["holdfast.request_id"] = request_id.decode()
@@ -55,9 +56,7 @@ class Middleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                given = {name.lower() for name, _ in message["headers"]}
-                safe = [header for header in _SAFE if header[0] not in given]
-                message["headers"] = [*message["headers"], *safe, (b"x-request-id", request_id)]
+                message["headers"] = [*message["headers"], *scope["holdfast.safe"], (b"x-request-id", request_id)]
             await send(message)
 
         try:
@@ -67,6 +66,7 @@ class Middleware:
         except Exception as error:  # noqa: BLE001 - the client gets an answer, and the log the error
             _log.exception("a request failed", request_id=request_id.decode())
             if not status:
+                scope["holdfast.safe"] = _SAFE
                 await send_problem(out, error, close=True)
         finally:
             self._note(scope, request_id, status, time.perf_counter() - started)

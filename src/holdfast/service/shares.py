@@ -8,11 +8,12 @@ Retry-After.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from types import TracebackType
 from typing import Literal, Self
 
 from holdfast.service.errors import Refusal
-from holdfast.service.limits import host
+from holdfast.service.limits import MAX_KEYS, host
 
 Part = tuple[Literal["tenant", "address"], str]
 """Whose use is counted beside that of the process."""
@@ -94,6 +95,8 @@ class Shares:
 class Hold:
     """The use of one request or connection. The end of `with` returns it."""
 
+    __slots__ = ("_address", "_amount", "_parts", "_shares", "_tenant")
+
     def __init__(self, shares: Shares, tenant: str, address: str) -> None:
         self._shares = shares
         self._tenant = tenant
@@ -144,6 +147,7 @@ class Hold:
         self._parts = _parts(tenant, self._address)
 
 
+@lru_cache(MAX_KEYS)
 def _parts(tenant: str, address: str) -> tuple[Part, ...]:
     parts: tuple[Part, Part] = ("tenant", tenant), ("address", address)
     return tuple(part for part in parts if part[1])

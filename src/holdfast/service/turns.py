@@ -167,6 +167,8 @@ class CheckTurns:
         """Begin a new turn, and give it to the next tenant that does not rest."""
         self._spent = 0
         self._ticks = False
+        if not (self._waiting or self._rests or self._given[0]):
+            return
         loop = asyncio.get_running_loop()
         now = time.monotonic()
         name, spent_s = self._given

@@ -56,6 +56,7 @@ class HttpMetrics:
             namespace="holdfast_http", registry=registry,
         )  # fmt: skip
 
+        self._answers: dict[tuple[str, type], Callable[[float], None]] = {}
         self._children: dict[tuple[str, str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
         self._peaks = [
             Gauge(f"most_{name}", text, namespace="holdfast_http", registry=registry, multiprocess_mode="livemax")
@@ -86,7 +87,10 @@ class HttpMetrics:
     def jobs(self, op: str, answers: Sequence[object]) -> None:
         """Count the answers of an operation by type, without the queue, whose name belongs to a tenant."""
         for kind, count in Counts(map(type, answers)).items():
-            self._jobs.labels(op, kind.__name__).inc(count)
+            add = self._answers.get((op, kind))
+            if add is None:
+                add = self._answers[op, kind] = self._jobs.labels(op, kind.__name__).inc
+            add(count)
 
     def text(self) -> bytes:
         """The metrics in Prometheus' text format."""

@@ -37,7 +37,8 @@ async def claim(call: ServiceCall[requests.Claim, requests.NoQuery]) -> Reply:
         call.wait()
     with call.leaving() if body.wait_s else nullcontext() as gone:
         claimed, waited_s = await call.context.claim(request, body.wait_s, gone, call.hold)
-    call.context.changes.take(call.tenant, len(claimed.jobs))
+    if claimed.jobs:
+        call.context.changes.take(call.tenant, len(claimed.jobs))
     # The token may have been revoked while the claim waited.
     revoked = bool(claimed.jobs) and body.wait_s > 0 and await call.context.revoked.is_revoked(call.caller)
     if call.client_left or revoked:
