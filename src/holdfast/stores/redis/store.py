@@ -63,7 +63,7 @@ from holdfast.store import (
     WorkerInfo,
     WorkerPage,
 )
-from holdfast.stores.redis import doctor, jobs, listing, log, tenants, upkeep
+from holdfast.stores.redis import changes, doctor, log, reads, tenants, upkeep
 from holdfast.stores.redis.claims import ShardClaims
 from holdfast.stores.redis.client import RedisClient
 from holdfast.stores.redis.handoff import RedisInbox
@@ -170,8 +170,8 @@ class RedisStore:
         if connection is not None:
             raise Unsupported(JOINING, "redis")
         if not self.enforcer.admits(items):
-            return await self.enforcer.enqueue(items, lambda admitted: jobs.enqueue(self._opened, admitted, under))
-        return await jobs.enqueue(self._opened, items, under)
+            return await self.enforcer.enqueue(items, lambda admitted: changes.enqueue(self._opened, admitted, under))
+        return await changes.enqueue(self._opened, items, under)
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         return await filled_claim(self._opened, await self._claims.claim(request))
@@ -186,43 +186,43 @@ class RedisStore:
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "redis")
-        return await jobs.finish(self._opened, items)
+        return await changes.finish(self._opened, items)
 
     async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
-        return await jobs.extend(self._opened, items)
+        return await changes.extend(self._opened, items)
 
     async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
-        return await jobs.report(self._opened, items)
+        return await changes.report(self._opened, items)
 
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
-        return await jobs.cancel(self._opened, items)
+        return await changes.cancel(self._opened, items)
 
     async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None, by: str = "") -> list[ReplayAnswer]:
-        return await self.enforcer.replay(keys, lambda admitted: jobs.replay(self._opened, admitted, under, by))
+        return await self.enforcer.replay(keys, lambda admitted: changes.replay(self._opened, admitted, under, by))
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
-        return await jobs.purge(self._opened, items)
+        return await changes.purge(self._opened, items)
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
-        return await jobs.set_result_ttl(self._opened, items)
+        return await changes.set_result_ttl(self._opened, items)
 
     # Reading ----------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
-        return await with_payloads(self._opened, await jobs.get(self._opened, keys))
+        return await with_payloads(self._opened, await reads.get(self._opened, keys))
 
     async def standing(self, key: JobKey) -> Standing | None:
-        found = await jobs.standing(self._opened, key)
+        found = await reads.standing(self._opened, key)
         (job,) = await with_payloads(self._opened, [found and found.job])
         return None if found is None or job is None else replace(found, job=job)
 
     async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
-        return await jobs.key_holders(self._opened, items)
+        return await reads.key_holders(self._opened, items)
 
     async def list(self, query: ListQuery) -> Page:
         if not query.queue:
             return await list_across(self, query)
-        page = await listing.list_jobs(self._opened, query)
+        page = await reads.list_jobs(self._opened, query)
         found = [job for job in await with_payloads(self._opened, page.jobs) if job is not None]
         return Page(found, page.cursor, page.now or await self.now())
 
@@ -231,20 +231,20 @@ class RedisStore:
             return [stats async for page in pages(partial(self.queue_page, tenant)) for stats in page.queues]
         found: list[QueueStats] = []
         while len(found) < len(queues):
-            found += await listing.stats(self._opened, tenant, queues[len(found) : len(found) + PAGE_LIMIT])
+            found += await reads.stats(self._opened, tenant, queues[len(found) : len(found) + PAGE_LIMIT])
         return found
 
     async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage:
-        return await listing.queue_page(self._opened, tenant, cursor, limit)
+        return await reads.queue_page(self._opened, tenant, cursor, limit)
 
     async def tenants(self) -> list[str]:
         return [name async for page in pages(self.tenant_page) for name in page.tenants]
 
     async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
-        return await listing.tenant_page(self._opened, cursor, limit)
+        return await reads.tenant_page(self._opened, cursor, limit)
 
     async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
-        return await listing.purge_counts(self._opened, tenant, cursor, limit)
+        return await reads.purge_counts(self._opened, tenant, cursor, limit)
 
     # Events -----------------------------------------------------------------------------------------------
 

@@ -7,10 +7,8 @@ from functools import partial
 from typing import Any, cast
 from uuid import uuid4
 
-from holdfast.core import lifecycle
 from holdfast.core.codes import STATE_CODES, STATES
 from holdfast.core.errors import JobCanceled, JobNotFound, LeaseExpired, LeaseLost, NotReplayable, QuotaExceeded
-from holdfast.core.explain import OTHERS_LIMIT, Standing
 from holdfast.core.job import (
     AlreadyCompleted,
     Cancel,
@@ -20,7 +18,6 @@ from holdfast.core.job import (
     Extended,
     Finish,
     Finished,
-    Job,
     JobKey,
     JobState,
     Lease,
@@ -155,45 +152,6 @@ async def set_result_ttl(shards: Shards, items: Sequence[SetResultTtl]) -> list[
         return (encode((uuid4().hex, parts)),)
 
     return [_UPDATED[a] for a in await shards.run_batch("set_result_ttl", items, _tenant_of, pack, repeat=True)]
-
-
-async def get(shards: Shards, keys: Sequence[JobKey]) -> list[Job | None]:
-    """Read jobs, without large payloads. A missing or forgotten job is None."""
-
-    def pack(piece: Sequence[JobKey]) -> tuple[bytes]:
-        return (encode([_address(key) for key in piece]),)
-
-    answers = await shards.run_batch("get", keys, lambda key: key.tenant, pack, repeat=True)
-    return [_shown(key, raw, now) for key, (now, raw) in zip(keys, answers, strict=True)]
-
-
-async def standing(shards: Shards, key: JobKey) -> Standing | None:
-    """What a job waits for in its queue, without a large payload. All shards count the tenants that take turns."""
-    answers = await shards.run_on_all("standing", encode(key))
-    now, raw, paused, ahead, _ = answers[shards.of(key.tenant)]
-    job = _shown(key, raw, now)
-    if job is None:
-        return None
-    others = sum(answer[4] for answer in answers) if job.state is JobState.READY else 0
-    return Standing(job, now, bool(paused), ahead, min(others, OTHERS_LIMIT + 1))
-
-
-def _shown(key: JobKey, raw: bytes | None, now: int) -> Job | None:
-    job = None if raw is None else records.to_job(*key, raw)
-    if job is None or lifecycle.forgotten(job, now):
-        return None
-    job.state = lifecycle.shown(job, now)
-    return job
-
-
-async def key_holders(shards: Shards, items: Sequence[NewJob]) -> list[str | None]:
-    """The ids of the jobs that hold the idempotency keys of these items; None if a key is free."""
-
-    def pack(piece: Sequence[NewJob]) -> tuple[bytes]:
-        return (encode([(lane_of(*item.key[:2]), records.key_field(item.envelope)) for item in piece]),)
-
-    holders = await shards.run_batch("key_holders", items, _tenant_of, pack, repeat=True)
-    return [None if holder is None else holder.decode() for holder in holders]
 
 
 def _tenant_of(item: Any) -> str:

@@ -1,4 +1,4 @@
-"""Lists and counts, page by page: jobs, queues, tenants, purges."""
+"""Reads jobs by name, and lists and counts page by page: jobs, queues, tenants, purges."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 from holdfast.core import lifecycle
 from holdfast.core.codes import STATE_CODES
 from holdfast.core.errors import InvalidOption
-from holdfast.core.job import TERMINAL, WAITING, Job, JobState, PurgeCount
+from holdfast.core.explain import OTHERS_LIMIT, Standing
+from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, NewJob, PurgeCount
 from holdfast.core.listing import GROWTH, cursor_text
 from holdfast.paging import QUEUES_READ, name_cursor, tenant_cursor, tenant_page_of
 from holdfast.store import PAGE_LIMIT, ListQuery, Page, PurgePage, QueuePage, QueueStats, TenantPage
+from holdfast.stores.redis import records
 from holdfast.stores.redis.keys import lane_of
 from holdfast.stores.redis.layout import NONE, PRIORITY_BAND
-from holdfast.stores.redis.records import encode, to_job
+from holdfast.stores.redis.records import encode
 from holdfast.stores.redis.shards import Shards
 
 READ_LIMIT = 500
@@ -38,6 +40,45 @@ _COUNTED = (
 _CURSOR = re.compile(r"([0-2])\.([0-9]{1,16})\.((?:[0-9a-f]{2})+)")
 _PURGE_CURSOR = re.compile(r"([0-9]{1,5})\.([0-9]{1,20})", re.ASCII)
 _PURGE_COUNT = struct.Struct("<QQ")
+
+
+async def get(shards: Shards, keys: Sequence[JobKey]) -> list[Job | None]:
+    """Read jobs, without large payloads. A missing or forgotten job is None."""
+
+    def pack(piece: Sequence[JobKey]) -> tuple[bytes]:
+        return (encode([(lane_of(key.tenant, key.queue), key.id) for key in piece]),)
+
+    answers = await shards.run_batch("get", keys, lambda key: key.tenant, pack, repeat=True)
+    return [_shown(key, raw, now) for key, (now, raw) in zip(keys, answers, strict=True)]
+
+
+async def standing(shards: Shards, key: JobKey) -> Standing | None:
+    """What a job waits for in its queue, without a large payload. All shards count the tenants that take turns."""
+    answers = await shards.run_on_all("standing", encode(key))
+    now, raw, paused, ahead, _ = answers[shards.of(key.tenant)]
+    job = _shown(key, raw, now)
+    if job is None:
+        return None
+    others = sum(answer[4] for answer in answers) if job.state is JobState.READY else 0
+    return Standing(job, now, bool(paused), ahead, min(others, OTHERS_LIMIT + 1))
+
+
+def _shown(key: JobKey, raw: bytes | None, now: int) -> Job | None:
+    job = None if raw is None else records.to_job(*key, raw)
+    if job is None or lifecycle.forgotten(job, now):
+        return None
+    job.state = lifecycle.shown(job, now)
+    return job
+
+
+async def key_holders(shards: Shards, items: Sequence[NewJob]) -> list[str | None]:
+    """The ids of the jobs that hold the idempotency keys of these items; None if a key is free."""
+
+    def pack(piece: Sequence[NewJob]) -> tuple[bytes]:
+        return (encode([(lane_of(*item.key[:2]), records.key_field(item.envelope)) for item in piece]),)
+
+    holders = await shards.run_batch("key_holders", items, lambda item: item.key.tenant, pack, repeat=True)
+    return [None if holder is None else holder.decode() for holder in holders]
 
 
 async def list_jobs(shards: Shards, query: ListQuery) -> Page:
@@ -81,7 +122,7 @@ async def _read(shards: Shards, query: ListQuery) -> AsyncIterator[tuple[int, li
             part: list[tuple[str, Job | None]] = []
             for at in range(0, len(found), 3):
                 score, member, raw = int(found[at]), found[at + 1], found[at + 2]
-                job = to_job(query.tenant, query.queue, member[7:].decode(), raw) if raw else None
+                job = records.to_job(query.tenant, query.queue, member[7:].decode(), raw) if raw else None
                 part.append((f"{order}.{score}.{member.hex()}", job))
             yield now, part
 
@@ -105,7 +146,7 @@ async def _read_back(shards: Shards, query: ListQuery) -> AsyncIterator[tuple[in
         for at in range(0, len(found), 3):
             time, member, raw = int(found[at]), found[at + 1], found[at + 2]
             seq = int.from_bytes(member[:7], "big")
-            job = to_job(query.tenant, query.queue, member[7:].decode(), raw) if raw else None
+            job = records.to_job(query.tenant, query.queue, member[7:].decode(), raw) if raw else None
             part.append((cursor_text((time, seq)), job))
         yield now, part
         count *= GROWTH  # Few match: read more at once.
