@@ -111,9 +111,9 @@ def readers_get_no_hint_of_new_events(bug: Bug) -> None:
 # Other outcomes -----------------------------------------------------------------------------------------------
 
 
-@mutant("CANCEL-1", stores=POSTGRES, seen_by="of_a_concurrent_cancel_and_completion_one_wins")
+@mutant("CANCEL-1", stores=POSTGRES, seen_by="a_cancel_waits_for_a_claim_and_builds_on_it")
 def changes_do_not_lock_running_jobs(bug: Bug) -> None:
-    """A concurrent cancel and completion both succeed."""
+    """A cancel overwrites what a claim has just written."""
     bug.function("lock_jobs", "FOR UPDATE OF j", "")
 
 
@@ -308,8 +308,8 @@ def a_purge_by_age_takes_what_started_again(bug: Bug) -> None:
 def a_purge_makes_no_event(bug: Bug) -> None:
     """A purge makes no event."""
 
-    def purge(original: Planted, unit: Any, items: Any) -> Any:
-        answers = original(unit, items)
+    async def purge(original: Planted, unit: Any, items: Any) -> Any:
+        answers = await original(unit, items)
         unit.events.clear()
         return answers
 

@@ -21,6 +21,7 @@ from holdfast.testing.conformance import certificate as certificates
 from holdfast.testing.conformance.harness import Transaction
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyServer
+from tests.mutants.ordered import ORDERED
 from tests.mutants.planting import CodeMoved, Mutant
 
 _PATIENCE_S = 1.0
@@ -91,6 +92,7 @@ def baseline(url: str) -> Certificate:
 def trial(mutant: Mutant, store: str, url: str, leave_out: Collection[str] = ()) -> Trial:
     """Run the checks of the rules that should break, then the others, until one fails."""
     chosen = [check for check in all_checks() if check.name not in leave_out]
+    chosen += [check for check in ORDERED if check.name == mutant.seen_by]
     chosen.sort(key=lambda check: _order(mutant, check))
     started = time.perf_counter()
     with (
