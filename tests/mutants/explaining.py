@@ -153,7 +153,7 @@ def postgres_counts_leased_jobs(bug: Bug) -> None:
 @mutant("EXPLAIN-1", stores=POSTGRES, seen_by=DELAYED)
 def postgres_counts_delayed_jobs(bug: Bug) -> None:
     """A better priority counts before its time."""
-    bug.statement("standing", "AND j.rank = p.rank AND j.visible_at <= v.now UNION", "AND j.rank = p.rank UNION")
+    bug.statement("standing", "AND j.rank = p.rank AND j.visible_at <= v.now LIMIT", "AND j.rank = p.rank LIMIT")
 
 
 @mutant("EXPLAIN-1", stores=POSTGRES, seen_by=PRIORITY)

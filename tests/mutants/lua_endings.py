@@ -353,7 +353,7 @@ def cancel_sends_no_hint_to_the_handler(bug: Bug) -> None:
 @mutant("EVENT-1", "CANCEL-1", stores=REDIS)
 def cancel_leaves_no_event(bug: Bug) -> None:
     """A cancel makes no event."""
-    bug.lua("cancel", "log_job_event(job, EVENT_CANCELED)", "")
+    bug.lua("cancel", "log_job_event(job, EVENT_CANCELED, item[5])", "")
 
 
 @mutant("STATE-3", "DEAD-1", stores=REDIS)
