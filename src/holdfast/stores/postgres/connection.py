@@ -8,6 +8,7 @@ worker whose other connections are all busy does not lose its leases. [LEASE-4]
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -302,11 +303,13 @@ class PostgresClient:
         for _, future in list(self._waiting):
             if not future.done():
                 future.set_result(None)
-        for connection in idle:
-            try:
-                await connection.close(timeout=2)
-            except DRIVER_ERRORS:
-                connection.terminate()
+        try:
+            for connection in idle:
+                with contextlib.suppress(*DRIVER_ERRORS):
+                    await connection.close(timeout=2)
+        finally:
+            for connection in idle:
+                connection.terminate()  # Only one that is still open: this call was canceled.
 
 
 def _in_transaction(connection: Connection) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -133,9 +133,10 @@ class PostgresStore:
             raise StoreMismatch(f"the schema {self.address.schema!r} was made {made} test_clock=frozen")
 
     async def close(self) -> None:
-        await self.enforcer.close()
         self._log.close()
-        await self._transactions.close()
+        async with AsyncExitStack() as closing:  # A close that is canceled closes the rest too.
+            closing.push_async_callback(self._transactions.close)
+            await self.enforcer.close()
 
     async def sibling(self) -> PostgresStore:
         # It is open but not connected: its connections belong to the event loop that will use it.

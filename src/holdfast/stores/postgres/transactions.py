@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -78,10 +78,11 @@ class Transactions:
         """Send pending hints and close every connection. Calling it twice is harmless."""
         notifier, self._notifier = self._notifier, None
         listener, self._listener = self._listener, None
-        if notifier is not None and listener is not None:
-            await notifier.close()
-            await listener.close()
-        await self._client.close()
+        async with AsyncExitStack() as closing:  # A close that is canceled closes the rest too.
+            closing.push_async_callback(self._client.close)
+            if notifier is not None and listener is not None:
+                closing.push_async_callback(listener.close)
+                await notifier.close()
 
     async def lanes(self, keys: Iterable[JobKey]) -> Sequence[TenantLane | None]:
         """The lane of each key, if there is one."""

@@ -98,6 +98,7 @@ class ConnectionPool:
                 future.set_exception(_closed())
         for connection in connections:
             await connection.abort()
+        for connection in connections:
             await connection.wait_closed()
 
     async def _wait(self) -> RedisConnection | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Protocol, cast
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
@@ -86,8 +87,10 @@ class SingleRouter:
         return await self._connector.connect()
 
     async def close(self) -> None:
-        await self._pool.close()
-        await self._connector.close()
+        try:
+            await self._pool.close()
+        finally:
+            await self._connector.close()
 
 
 class ClusterRouter:
@@ -142,9 +145,10 @@ class ClusterRouter:
         return connection
 
     async def close(self) -> None:
-        for pool in list(self._pools.values()):
-            await pool.close()
-        await self._connector.close()
+        async with AsyncExitStack() as closing:  # A close that is canceled closes the rest too.
+            closing.push_async_callback(self._connector.close)
+            for pool in self._pools.values():
+                closing.push_async_callback(pool.close)
 
     def _pool_of(self, host: Host) -> ConnectionPool:
         pool = self._pools.get(host)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -134,11 +135,12 @@ class RedisStore:
         self._capabilities = _capabilities(self._shards.count, await doctor.durability(self._client))
 
     async def close(self) -> None:
-        await self.enforcer.close()
         listener, self._listener = self._listener, None
-        if listener is not None:
-            await listener.close()
-        await self._client.close()
+        async with AsyncExitStack() as closing:  # A close that is canceled closes the rest too.
+            closing.push_async_callback(self._client.close)
+            if listener is not None:
+                closing.push_async_callback(listener.close)
+            await self.enforcer.close()
 
     async def sibling(self) -> RedisStore:
         # It is open without a connection: connections belong to the event loop that will use it.
