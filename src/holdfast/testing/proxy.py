@@ -33,6 +33,7 @@ When = bytes | Callable[[bytes], bool] | None
 """Which requests: those that contain these bytes, those that a function selects, or all."""
 
 _CHUNK = 1 << 16
+_TURNS_TO_BEGIN = 5
 _TAIL = 256
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER with 0 s: close sends a reset
 
@@ -57,7 +58,7 @@ class Proxy:
         self._target = (host, port)
         self.port = 0
         self.counts = Counts()
-        self._listener: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._connections: set[_ProxiedPair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests = _Fault()
@@ -75,6 +76,9 @@ class Proxy:
 
     async def __aexit__(self, *_: object) -> None:
         self.refuse()
+        # A connection that was just accepted: canceled before its task begins, that would not close it.
+        for _turn in range(_TURNS_TO_BEGIN):
+            await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -128,13 +132,16 @@ class Proxy:
     def refuse(self) -> None:
         """Stop listening: new connections are refused, existing ones stay."""
         if self._listener is not None:
+            # Not by closing an asyncio.Server, which would leave open what it accepted in the turn before.
+            asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
             self._listener = None
 
     async def accept(self) -> None:
         """Listen again."""
         if self._listener is None:
-            self._listener = await asyncio.start_server(self._connected, HOST, self.port, limit=_CHUNK)
+            self._listener = socket.create_server((HOST, self.port))
+            await asyncio.start_server(self._connected, sock=self._listener, limit=_CHUNK)
 
     async def heal(self) -> None:
         """End all faults."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 
 import pytest
 
@@ -246,3 +247,16 @@ async def test_leaving_the_proxy_closes_all_connections(echo):
     client.writer.close()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", proxy.port)
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_leaving_the_proxy_closes_a_connection_that_is_just_made(echo, turns):
+    async with Proxy("127.0.0.1", echo.port) as proxy:
+        connecting = asyncio.create_task(asyncio.open_connection("127.0.0.1", proxy.port))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    with contextlib.suppress(ConnectionError):
+        reader, writer = await connecting
+        with contextlib.closing(writer):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+    gc.collect()  # What is left unclosed is reported now.
