@@ -263,8 +263,9 @@ async def test_a_canceled_call_never_leaves_its_reply_to_the_next(url, prefix):
 async def test_a_call_canceled_while_it_waits_for_a_reply_leaves_a_usable_client(far_client, prefix, proxy):
     await far_client.run(ECHO, prefix, ["a"], repeat=False)
     proxy.freeze(new=False)
+    pool = await far_client._router.pool(b"")
     task = asyncio.create_task(far_client.run(ECHO, prefix, ["late"], repeat=False))
-    await asyncio.sleep(0.02)
+    await eventually(lambda: any(connection._waiting for connection in pool._used))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

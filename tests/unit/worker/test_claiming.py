@@ -135,8 +135,10 @@ async def test_a_resumed_queue_is_served_again(queue, store):
 
     await store.pause("acme", "default", paused=True)
     async with serving(queue, nothing):
+        await eventually(lambda: store.calls["claim"])
+        before = store.calls["claim"]
         ticket = await queue.enqueue(nothing.message())
-        await asyncio.sleep(0.1)
+        await eventually(lambda: store.calls["claim"] > before)
         assert (await ticket.refresh()).state is JobState.READY
         await store.pause("acme", "default", paused=False)
         assert await ticket.wait(timeout=60) == "ran"

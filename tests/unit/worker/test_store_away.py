@@ -9,6 +9,7 @@ from holdfast.core.errors import StoreBusy, StoreMismatch, StoreUnavailable
 from holdfast.core.job import JobState
 from holdfast.worker import Worker
 from tests.eventually import eventually
+from tests.unit.running import turns
 from tests.unit.worker.serving import heard, serving, until
 
 
@@ -123,7 +124,7 @@ async def test_no_more_is_claimed_while_too_many_outcomes_wait(queue, store, mon
     async with serving(queue, fine, concurrency=5, prefetch=0):
         await queue.enqueue_many([fine.message() for _ in range(100)])
         await eventually(lambda: ran >= 20)
-        await asyncio.sleep(0.3)  # Time for more, were they claimed.
+        await turns(1000)  # Enough to run all of them, were they claimed.
         assert ran <= 30
         gate.set()
         await eventually(lambda: ran == 100)
