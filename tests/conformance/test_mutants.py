@@ -62,6 +62,15 @@ def test_every_planted_bug_names_the_check_that_catches_it() -> None:
         assert set(mutant.stores) <= set(STORES), mutant.name
 
 
+@pytest.mark.parametrize("store", STORES)
+def test_every_planted_bug_fits_the_code(store: str) -> None:
+    """Also those that are not tried here: else one that no longer fits would not be noticed."""
+    for mutant in mutants():
+        if store in mutant.stores:
+            with mutant.planted(store):
+                pass
+
+
 def test_a_bug_is_gone_after_its_trial() -> None:
     """The bug is planted in the rules and wherever they were imported by name, and removed everywhere."""
     from holdfast.core import lifecycle, retry
