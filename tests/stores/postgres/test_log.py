@@ -174,3 +174,21 @@ async def test_readers_during_many_writes_see_each_event_once_and_in_order(postg
             ("enqueued", "claimed", "canceled"),
             ("enqueued", "claimed", "completed"),
         }
+
+
+async def test_a_page_reads_about_as_many_rows_as_it_shows(postgres, database, monkeypatch):
+    """A row of the log can have a thousand events: what a page reads is bounded in events, not in rows."""
+    async with opened(postgres.url(database)) as store:
+        for start in range(0, 40 * 500, 500):
+            await fill(store, 500, start=start)
+        rows, read = [], store._client.rows
+
+        async def counted(name, *arguments, **options):
+            found = await read(name, *arguments, **options)
+            rows.extend(found if name == "events" else ())
+            return found
+
+        monkeypatch.setattr(store._client, "rows", counted)
+        page = await store.events("acme", None, 1000)
+        assert len(page.events) == 1000
+        assert len(rows) <= 10

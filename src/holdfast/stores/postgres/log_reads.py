@@ -85,8 +85,9 @@ async def _page(
     reached = start
     passed = 0
     # A tenant's page reads a bounded part of the log, whatever it finds there.
-    while reached < found.end and len(page) < limit and passed < max(limit, MIN_SCAN):
-        chunk, lanes, behind = await _chunk(client, cache, reached, found, found.end, min(MAX_ROWS, limit + 1), tenant)
+    most, wanted = max(limit, MIN_SCAN), min(FIRST_ROWS, limit + 1)
+    while reached < found.end and len(page) < limit and passed < most:
+        chunk, lanes, behind = await _chunk(client, cache, reached, found, found.end, wanted, tenant)
         for row in chunk:
             position = Position(row["epoch"], row["xid"], row["n"], 0)
             skip = reached.k if position[:3] == reached[:3] else 0
@@ -98,7 +99,13 @@ async def _page(
                 if tenant is None or event.tenant == tenant:
                     page.append(event)
         reached = behind or reached
+        wanted = _rows_for(most - passed, wanted, passed)
     return page, reached
+
+
+def _rows_for(left: int, rows: int, found: int) -> int:
+    """How many rows to read for `left` more events, after `rows` rows with `found`: a row has one or a thousand."""
+    return max(1, min(MAX_ROWS, left * rows // max(1, found)))
 
 
 async def _chunk(
@@ -169,8 +176,7 @@ async def read(client: PostgresClient, cache: LaneCache, piece: LogRange, limit:
                 page.add(log.columns(row, skip, last.k, lanes.__getitem__))
                 reached = max(reached, last)
             reached = behind or reached
-            # A row may have one event or a thousand.
-            wanted = max(1, min(MAX_ROWS, (limit - page.count) * wanted // max(1, page.count)))
+            wanted = _rows_for(limit - page.count, wanted, page.count)
         if await _is_whole(client, start, found):
             return LogPage(page.parts, str(reached), reached < end, gaps(reached))
 
