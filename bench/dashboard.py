@@ -38,7 +38,6 @@ from bench.peer import running
 from bench.served import wait_for
 from holdfast import Flow, Queue
 from holdfast.core.job import AttemptError, ClaimRequest, Envelope, Finish, JobKey, NewJob
-from holdfast.dashboard.live import SLOWEST_S
 from holdfast.dashboard.pages import PAGES
 from holdfast.opening import open_store
 from holdfast.store import Store, WorkerInfo
@@ -50,8 +49,8 @@ DAY = 86_400_000
 EXPLAINED = 50
 """How often a job is explained."""
 CONCURRENCY = 200
-SETTLE_S = SLOWEST_S + 2
-"""Under load a page is renewed this seldom at the most: what it does to show the end of a drain belongs to the cost."""
+SETTLE_S = 12.0
+"""Longer than these pages rest after a round: what they do to show the end of a drain belongs to the cost."""
 QUERIES = {
     "/job": f"tenant={TENANT}&queue=QUEUE&id=JOB", "/dead/run": f"tenant={TENANT}&do=replay", "/tenants": "",
     "/dead/group": f"tenant={TENANT}&error=ERROR", "/flow": f"tenant={TENANT}&id=flow-1",

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.core.job import JobKey
-from holdfast.dashboard import recent
+from holdfast.dashboard import tail
 from tests.dashboard.making import HOSTILE, check_plain, chrome, claimed, fail, fits
 from tests.dashboard.support import parsed, served, texts, token
 
@@ -50,7 +50,7 @@ async def test_at_most_200_are_shown(opened):
 
 async def test_of_a_long_log_only_what_comes_is_read(opened, monkeypatch):
     """A log is read forward: the page says from where on it is complete."""
-    monkeypatch.setattr(recent, "READ", 5)
+    monkeypatch.setattr(tail, "READ", 5)
     for n in range(40):
         await opened.queue().enqueue({"n": n}, queue="mail", id=f"a{n}")
     reads, events = [], opened.store.events
@@ -63,7 +63,7 @@ async def test_of_a_long_log_only_what_comes_is_read(opened, monkeypatch):
     browser = opened.browser()
     shown = texts(await browser.get("/events?tenant=acme"))
     assert "holdfast events --tenant acme" in shown
-    assert len(reads) == recent.FIRST_READS
+    assert len(reads) == tail.FIRST_READS
     await fail(opened.store, ["new"])
     assert [job for _, job in await _kinds(browser, tenant="acme")] == ["new"] * 3
     # More than a look reads: the rest is left out, and what comes then is shown.

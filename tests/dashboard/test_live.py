@@ -155,20 +155,32 @@ async def test_a_fragment_whose_looks_did_not_change_makes_no_notice(opened, mon
     assert one.tag == two.tag
 
 
-async def test_the_pace_slows_down_when_pages_cost_much(opened):
+async def test_the_rounds_of_all_tenants_together_take_their_share_and_no_more(opened):
+    """The budget is one number, whatever each round costs and however many tenants look."""
     pages = opened.dashboard.live
-    assert pages.pace_s("acme") == live.PACE_S
+    costs = [0.001, 0.05, 0.5, 30.0]
+    pages._rounds = dict.fromkeys(("", "acme", "beta", "rival"))
+    rests = [pages.rest_s(cost) for cost in costs]
+    assert sum(cost / (cost + rest) for cost, rest in zip(costs, rests, strict=True)) <= live.SHARE
+    assert rests[0] == live.PACE_S
+    assert rests[1] > live.PACE_S
 
-    class Costly:
-        tenant, cost_s, viewers = "acme", 0.05, 10
 
-    pages._watches["x"] = Costly()
-    assert live.PACE_S < pages.pace_s("acme") < live.SLOWEST_S
-    Costly.cost_s = 0.5
-    assert pages.pace_s("acme") == live.SLOWEST_S
-    Costly.cost_s = 10
-    assert Costly.cost_s / pages.pace_s("acme") < live.MAX_SHARE
-    assert pages.pace_s("victim") == live.PACE_S
+async def test_a_round_reads_once_what_several_pages_show(opened, monkeypatch):
+    """50 open pages of five kinds: one read of the counts and one of the log for all of them."""
+    paths = ("/", "/queues", "/jobs", "/dead", "/events")
+    await opened.queue().enqueue({"n": 1}, queue="mail")
+    monkeypatch.setattr(live, "PACE_S", 3600.0)
+    async with served(opened) as base, client(base) as browser, AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(stream(browser, path, tenant="acme")) for path in paths * 10]
+        for found in streams:
+            await anext(found)
+        await asyncio.gather(*(watch._first for watch in opened.dashboard.live.watches_of("acme")))
+        counts = Reads(opened.store, monkeypatch, "queue_page")
+        log = Reads(opened.store, monkeypatch, "events")
+        await opened.queue().enqueue({"n": 1}, queue="press")
+        await anext(streams[-1])  # The last page of the round.
+        assert (counts.count, log.count) == (1, 1)
 
 
 async def test_a_tenants_stream_says_nothing_about_others(guarded):

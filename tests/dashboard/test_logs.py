@@ -6,7 +6,7 @@ import uuid
 import pytest
 
 from holdfast.core.job import JobKey
-from holdfast.dashboard import histories, rates
+from holdfast.dashboard import histories, tail
 from holdfast.dashboard.histories import Histories
 from tests.dashboard.making import claimed
 from tests.dashboard.support import site, texts
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def test_the_overview_begins_anew_behind_events_that_were_trimmed(monkeypatch):
-    monkeypatch.setattr(rates, "FORGET_S", -1.0)  # As if the last look was long ago.
+    monkeypatch.setattr(tail, "FORGET_S", -1.0)  # As if the last look was long ago.
     async with site(f"memory:{uuid.uuid4().hex}?keep_events=0") as found:
         browser, queue = found.browser(), found.queue()
         await queue.enqueue({"n": 1}, queue="mail")

@@ -7,8 +7,7 @@
     page         what a page is                         view         one request for a page
     live         which fragment of a page changed       rendering    templates; `showing`: how values are shown
     histories    what happened to one job               timeline     the same as SVG
-    rates        throughput, from the log while a page shows it
-    recent       the newest events of each tenant on a screen
+    tail         the newest events of a tenant, and its throughput, from the log while a page shows them
     server       a process of its own                   mounting     in your own application
     pages/       one file for each page: what it reads, and its actions
     templates/   its HTML                               static/      the style sheet and the script

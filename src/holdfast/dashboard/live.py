@@ -1,12 +1,12 @@
 """Live pages: which fragment changed, as server-sent events. A page holds one stream, and fetches what changed.
 
 A fragment on a screen has one `FragmentWatch`, shared by all viewers with equal rights. Hints of the store mark the
-watch. It then reads and draws the fragment again, and notifies the viewers if it looks different. So the store is read
-only for what is on a screen, and once for all its viewers.
+watch. The next round then reads and draws the fragment again, and notifies the viewers if it looks different. So the
+store is read only for what is on a screen, and once for all its viewers.
 
-The pace: a fragment is renewed at most once in `PACE_S`. It is renewed more slowly, down to once in `SLOWEST_S`, while
-renewals would take more than `SHARE` of the time, and even more slowly while they would take more than `MAX_SHARE`.
-The tenants that look share this time equally, so the costly pages of one do not slow down another's.
+The pace: a round renews all marked fragments of a tenant, one after another, and then rests so long that the rounds of
+all tenants take at most `SHARE` of the time. The tenants that look share this time equally, so the costly pages of one
+do not slow down another's. The first view of a page, and what its viewer does, wait for no round.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.core.errors import HoldfastError
 from holdfast.dashboard.page import RENEW_S, WebPage
 from holdfast.dashboard.turns import PageTurns
 from holdfast.dashboard.view import NotShown, View, Viewer
@@ -28,8 +27,8 @@ from holdfast.telemetry.logging import get_logger
 
 _log = get_logger(__name__)
 
-PACE_S, SLOWEST_S = 1.0, 10.0
-SHARE, MAX_SHARE = 0.02, 0.1
+PACE_S = 1.0
+SHARE = 0.02
 FETCH_S = 0.001
 """The approximate time that it takes to serve a changed fragment to one viewer."""
 BEAT_S = 15.0
@@ -62,6 +61,7 @@ class LivePages:
         """The watches that are not marked. A hint is compared only with these, and under load they are few."""
         self._store = store
         self._watches: dict[Key, FragmentWatch] = {}
+        self._rounds: dict[str, Rounds] = {}
         self._streams: dict[str, int] = {}
         self._unlisten: Callable[[], None] | None = None
         self._wakeups: set[asyncio.Event] = set()
@@ -136,17 +136,24 @@ class LivePages:
                 watch.leave(notify)
             self._leave(view.tenant)
 
-    def pace_s(self, tenant: str) -> float:
-        """The least time between two renewals of a fragment. It follows from what all fragments of its tenant cost."""
-        costs: dict[str, float] = {tenant: 0.0}
-        for watch in self._watches.values():
-            costs[watch.tenant] = costs.get(watch.tenant, 0.0) + watch.cost_s + FETCH_S * watch.viewers
-        cost = costs[tenant] * len(costs)
-        return max(PACE_S, min(SLOWEST_S, cost / SHARE), cost / MAX_SHARE)
+    def rest_s(self, cost_s: float) -> float:
+        """How long a tenant's fragments rest after a round of this cost: so all rounds together take `SHARE`."""
+        return max(PACE_S, cost_s * len(self._rounds) / SHARE)
 
-    def forget(self, key: Key) -> None:
+    def watches_of(self, tenant: str) -> list[FragmentWatch]:
+        """The fragments of a tenant that are on a screen."""
+        return [watch for watch in self._watches.values() if watch.tenant == tenant]
+
+    def wake(self, tenant: str) -> None:
+        """A fragment of this tenant is marked: renew it in the next round."""
+        self._rounds[tenant].wakeup.set()
+
+    def forget(self, key: Key, watch: FragmentWatch) -> None:
         """Drop a watch without viewers."""
-        self.clean.discard(self._watches.pop(key))
+        del self._watches[key]
+        self.clean.discard(watch)
+        if not self.watches_of(watch.tenant):
+            self._rounds.pop(watch.tenant).task.cancel()
         if not self._watches and self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
@@ -156,6 +163,8 @@ class LivePages:
         if key not in self._watches:
             if self._unlisten is None:
                 self._unlisten = self._store.listen(self._on_hint, HINTS)
+            if view.tenant not in self._rounds:
+                self._rounds[view.tenant] = Rounds(self, view.tenant)
             self._watches[key] = FragmentWatch(self, key, page, name, view)
         return self._watches[key]
 
@@ -170,6 +179,27 @@ class LivePages:
             del self._streams[tenant]
 
 
+class Rounds:
+    """The rounds of one tenant, as long as a fragment of it is on a screen."""
+
+    def __init__(self, live: LivePages, tenant: str) -> None:
+        self.wakeup = asyncio.Event()
+        self._live, self._tenant = live, tenant
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self.wakeup.wait()
+            self.wakeup.clear()
+            began = time.monotonic()
+            due = [watch for watch in self._live.watches_of(self._tenant) if watch.is_due(began)]
+            # A hint from here on marks them for the next round, as reads of this one may be shared.
+            self._live.clean.update(due)
+            await asyncio.sleep(self._live.rest_s(sum([await watch.renew(began) for watch in due])))
+
+
 class FragmentWatch:
     """One fragment that is on a screen."""
 
@@ -177,71 +207,62 @@ class FragmentWatch:
         self.rendered: Rendered | None = None
         self.is_outdated = False
         """Whether a viewer has acted since. The page that the viewer gets next must not show what was before."""
-        self.cost_s = 0.0
+        self.tenant = view.tenant
         self._live, self._key = live, key
         self._page, self._name, self._view = page, name, view
         self._viewers: list[Callable[[str, str], None]] = []
-        self._marked = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def tenant(self) -> str:
-        return self._view.tenant
-
-    @property
-    def viewers(self) -> int:
-        return len(self._viewers)
+        self._renewed_at = 0.0
+        live.clean.add(self)
+        self._first = asyncio.create_task(self.renew(time.monotonic()))
 
     def is_about(self, signal: Signal) -> bool:
         """Whether a hint is about this fragment."""
         return self._page.fragments[self._name].concerns(self._view, signal)
 
+    def is_due(self, now: float) -> bool:
+        """Whether a round that begins now renews it: it is marked, or old."""
+        is_marked = self not in self._live.clean
+        return self._first.done() and (is_marked or now - self._renewed_at >= RENEW_S)
+
     def mark(self) -> None:
         """Something may have changed."""
         self._live.clean.discard(self)
-        self._marked.set()
+        self._live.wake(self.tenant)
 
     def enter(self, notify: Callable[[str, str], None]) -> None:
-        """Add a viewer. It learns the tag at once, so a change since its page was made is not lost."""
+        """Add a viewer. It learns the tag as soon as it is known, so a change since its page was made is not lost."""
         self._viewers.append(notify)
-        if self._task is None:
-            self._marked.set()
-            self._task = asyncio.create_task(self._run())
-        elif self.rendered is not None:
+        if self.rendered is not None:
             notify(self._name, self.rendered.tag)
 
     def leave(self, notify: Callable[[str, str], None]) -> None:
         """Remove a viewer. The watch ends with its last one."""
         self._viewers.remove(notify)
-        if not self._viewers and self._task is not None:
-            self._task.cancel()
-            self._live.forget(self._key)
+        if not self._viewers:
+            self._first.cancel()
+            self._live.forget(self._key, self)
 
-    async def _run(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RENEW_S):
-                    await self._marked.wait()
-            self._marked.clear()
-            self._live.clean.add(self)
-            await self._renew()
-            await asyncio.sleep(self._live.pace_s(self.tenant))
-
-    async def _renew(self) -> None:
+    async def renew(self, asked_at: float) -> float:
+        """Read and draw it, as of `asked_at` or later, and notify of a change. Returns the seconds it took."""
+        if not self._viewers:
+            return 0.0
+        self._renewed_at = self._view.asked_at = asked_at
         before = self.rendered
+        began = time.monotonic()
         try:
             async with self._live.turns.of(self._view.viewer, is_patient=True):
                 began = time.monotonic()
                 self.is_outdated = False
                 self.rendered = await self._live.render(self._page, self._name, self._view)
-                self.cost_s = time.monotonic() - began
-        except (HoldfastError, OSError) as error:
-            # The page keeps what it shows.
+        except Exception as error:  # noqa: BLE001 - the page keeps what it shows, and the others are renewed
             _log.warning("a page was not renewed", page=self._page.path, error=error)
-            return
+            return time.monotonic() - began
+        cost_s = time.monotonic() - began
         if before is None or before.tag != self.rendered.tag:
             for notify in self._viewers:
                 notify(self._name, self.rendered.tag)
+            cost_s += FETCH_S * len(self._viewers)
+        return cost_s
 
 
 def _key(page: WebPage, name: str, view: View) -> Key:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 from holdfast.blobs import Blobs
 from holdfast.dashboard.histories import Histories
-from holdfast.dashboard.rates import AllRates
-from holdfast.dashboard.recent import RecentEvents
+from holdfast.dashboard.tail import LogTails
 from holdfast.extensions import SingleTenant
 from holdfast.opening import shown_url
 from holdfast.queue.queue import Queue
-from holdfast.store import Store
+from holdfast.store import PAGE_LIMIT, QueuePage, Store
 
 MAX_QUEUES = 1000
 """The most tenants whose Queue is kept."""
+MAX_PAGES = 200
+"""The most pages of queues that are kept."""
 
 
 class Source:
@@ -29,12 +31,12 @@ class Source:
         """What the pages call the store."""
         self.proof = proof
         """The directory with the results of checks, if the operator named one."""
-        self.recent = RecentEvents(store)
         self.histories = Histories(store)
-        self.rates = AllRates(store)
+        self.tails = LogTails(store)
         self._blobs = blobs
         self._tenant = tenant
         self._queues: dict[str, Queue] = {}
+        self._pages: dict[tuple[str, str | None], tuple[float, QueuePage]] = {}
         self._lock = asyncio.Lock()
         self._is_open = False
 
@@ -62,6 +64,17 @@ class Source:
             queue = Queue(store=self.store, tenant=tenant, blobs=self._blobs)
         self._queues[tenant] = queue
         return queue
+
+    async def queue_page(self, tenant: str, cursor: str | None, asked_at: float) -> QueuePage:
+        """A page of a tenant's queues, as of `asked_at` or later: fragments of one round share a read."""
+        read_at, page = self._pages.get((tenant, cursor), (0.0, QueuePage([], None)))
+        if read_at < asked_at:
+            read_at = time.monotonic()
+            page = await self.store.queue_page(tenant, cursor, PAGE_LIMIT)
+            if len(self._pages) >= MAX_PAGES:
+                self._pages.clear()
+            self._pages[tenant, cursor] = read_at, page
+        return page
 
     async def only_tenant(self) -> str:
         """The tenant to show if none is named: the given one, or the only one of the store; "" if there are several."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from shlex import quote
+from time import monotonic
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -16,6 +17,7 @@ from holdfast.store import Store
 
 if TYPE_CHECKING:
     from holdfast.dashboard.source import Source
+    from holdfast.dashboard.tail import LogTail
     from holdfast.queue.queue import Queue
 
 
@@ -75,6 +77,8 @@ class View:
         self.query = query
         self.base = base
         self.tenant = tenant
+        self.asked_at = monotonic()
+        """Reads that began since may be shared with other fragments."""
 
     @property
     def store(self) -> Store:
@@ -104,6 +108,10 @@ class View:
     def may_cancel(self) -> bool:
         """Whether the viewer may cancel jobs."""
         return self.may(PRODUCE)
+
+    async def tail(self) -> LogTail:
+        """The end of the tenant's log, of the queues that the viewer's pages show, as of now."""
+        return await self.source.tails.of(self.tenant, self.viewer.queues, self.sees, self.asked_at)
 
     def sees(self, queue: str) -> bool:
         """Whether the viewer's pages show a queue: none of Holdfast's own, and only those that the token names."""

@@ -12,7 +12,7 @@ from holdfast.dashboard.pages.grouping import Choice, Look, look
 from holdfast.dashboard.pages.queues import queue_page
 from holdfast.dashboard.view import View
 from holdfast.service.tokens import ADMIN
-from holdfast.store import PAGE_LIMIT, Hint, Signal
+from holdfast.store import Hint, Signal
 
 SHOWN = 50
 
@@ -21,7 +21,7 @@ async def read(view: View) -> dict[str, Any]:
     """The groups among the dead letters that were read, the largest first."""
     choice = choice_of(view)
     found = await look(view, choice, view.text("cursor"))
-    page = await queue_page(view, None, PAGE_LIMIT)
+    page = await queue_page(view)
     dead = {one.queue: one.counts.get(JobState.FAILED, 0) for one in page.queues if view.sees(one.queue)}
     seen = Counter[str]()
     for group in found.groups.values():

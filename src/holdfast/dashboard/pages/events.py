@@ -26,21 +26,18 @@ async def read(view: View) -> dict[str, Any]:
         raise InvalidOption("kind", f"{kind!r} is not one of {', '.join(KINDS)}")
     if id:
         check_id(id)
-    recent = await view.source.recent.of(view.tenant)
+    tail = await view.tail()
     matching = (
         event
-        for event in reversed(recent.events)
-        if view.sees(event.queue)
-        and (not queue or event.queue == queue)
-        and (not kind or event.kind == kind)
-        and (not id or event.job_id == id)
+        for event in reversed(tail.events)
+        if (not queue or event.queue == queue) and (not kind or event.kind == kind) and (not id or event.job_id == id)
     )
     found = list(islice(matching, SHOWN + 1))
     return {
         "lines": [(event, entry_of(event)) for event in found[:SHOWN]],
         "more": len(found) > SHOWN,
-        "complete_from": recent.complete_from,
-        "kept": sum(view.sees(event.queue) for event in recent.events),
+        "complete_from": tail.complete_from,
+        "kept": len(tail.events),
         "is_filtered": bool(queue or kind or id),
     }
 

@@ -16,7 +16,7 @@ from holdfast.core.job import AttemptError, Job, JobState
 from holdfast.dashboard.pages.queues import queue_page
 from holdfast.dashboard.view import View
 from holdfast.queue.dead_letters import FAILED
-from holdfast.store import PAGE_LIMIT, ListQuery
+from holdfast.store import ListQuery
 
 READ, FIRST = 100, 10
 """The most dead letters that are read at a time, and how many at first: each can have half a MiB."""
@@ -142,7 +142,7 @@ async def pages(view: View, choice: Choice, at: str, size: int) -> AsyncGenerato
 async def _queues(view: View, choice: Choice, table: str, first: str) -> tuple[list[str], str]:
     if choice.queue:
         return [choice.queue], ""
-    page = await queue_page(view, table or None, PAGE_LIMIT)
+    page = await queue_page(view, table or None)
     is_short = len(page.queues) <= SHORT_PAGE
     names = [
         one.queue

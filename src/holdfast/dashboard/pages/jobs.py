@@ -17,7 +17,7 @@ from holdfast.dashboard.view import View
 from holdfast.jobs.moments import time_or_age
 from holdfast.queue.connection import Connection
 from holdfast.queue.filters import query_of
-from holdfast.store import PAGE_LIMIT, ListQuery, Page, QueueStats
+from holdfast.store import ListQuery, Page, QueueStats
 
 SHOWN = 50
 SCAN = 4000
@@ -35,7 +35,7 @@ async def read(view: View) -> dict[str, Any]:
     if only:
         queues, all_counted = await view.store.stats(view.tenant, [view.checked_queue(only)]), True
     else:
-        found = await queue_page(view, None, PAGE_LIMIT)
+        found = await queue_page(view)
         queues, all_counted = [one for one in found.queues if view.sees(one.queue)], found.cursor is None
     counts: Counter[str] = Counter()
     for one in queues:
@@ -56,7 +56,7 @@ async def read(view: View) -> dict[str, Any]:
 
 async def filters(view: View) -> dict[str, Any]:
     """The names of queues, for the field of the form."""
-    found = await queue_page(view, None, PAGE_LIMIT)
+    found = await queue_page(view)
     return {"names": [one.queue for one in found.queues if view.sees(one.queue)]}
 
 

@@ -13,7 +13,7 @@ from holdfast.dashboard.page import Fragment, WebPage
 from holdfast.dashboard.pages.queues import queue_page, waiting
 from holdfast.dashboard.pages.workers import queues_of, sees_host, shows
 from holdfast.dashboard.view import View
-from holdfast.store import PAGE_LIMIT, QueueStats, WorkerPage
+from holdfast.store import QueueStats, WorkerPage
 
 BUSIEST = 6
 SIZES = (Size("wide", 1000, 190, 44, 11, 10), Size("narrow", 340, 180, 44, 11, 4))
@@ -21,7 +21,7 @@ SIZES = (Size("wide", 1000, 190, 44, 11, 10), Size("narrow", 340, 180, 44, 11, 4
 
 async def read_now(view: View) -> dict[str, Any]:
     """Counts over the tenant's queues, and its workers."""
-    page = await queue_page(view, None, PAGE_LIMIT)
+    page = await queue_page(view)
     queues = [one for one in page.queues if view.sees(one.queue)]
     counts: Counter[str] = Counter()
     for one in queues:
@@ -48,8 +48,8 @@ async def read_now(view: View) -> dict[str, Any]:
 
 async def read_rate(view: View) -> dict[str, Any]:
     """The throughput of the last minutes, and the newest failures."""
-    rates = await view.source.rates.of(view.tenant, view.viewer.queues, view.sees)
-    return {"chart": rates.chart(), "rates": rates, "failures": rates.failures, "sizes": SIZES}
+    tail = await view.tail()
+    return {"chart": tail.chart(), "rates": tail, "failures": tail.failures, "sizes": SIZES}
 
 
 async def _workers(view: View) -> WorkerPage | None:

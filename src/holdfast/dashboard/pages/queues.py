@@ -8,32 +8,29 @@ from holdfast.core.job import WAITING
 from holdfast.dashboard.page import Action, Done, Form, Fragment, WebPage
 from holdfast.dashboard.view import View
 from holdfast.service.tokens import ADMIN
-from holdfast.store import QueuePage, QueueStats
-
-SHOWN = 50
+from holdfast.store import PAGE_LIMIT, QueuePage, QueueStats
 
 
 async def read(view: View) -> dict[str, Any]:
     """One page of queues by name, with their counts."""
-    page = await queue_page(view, view.text("cursor") or None, SHOWN)
-    rates = await view.source.rates.of(view.tenant, view.viewer.queues, view.sees)
+    page = await queue_page(view, view.text("cursor") or None)
     return {
         "queues": [one for one in page.queues if view.sees(one.queue)],
-        "rates": rates,
+        "rates": await view.tail(),
         "cursor": page.cursor,
         "waiting": waiting,
     }
 
 
-async def queue_page(view: View, cursor: str | None, limit: int) -> QueuePage:
+async def queue_page(view: View, cursor: str | None = None) -> QueuePage:
     """A page of the queues that the viewer may see."""
     only = view.viewer.queues
     if only is None:
-        return await view.store.queue_page(view.tenant, cursor, limit)
+        return await view.source.queue_page(view.tenant, cursor, view.asked_at)
     names = [name for name in sorted(only) if name > (cursor or "")]
-    found = await view.store.stats(view.tenant, names[:limit])
+    found = await view.store.stats(view.tenant, names[:PAGE_LIMIT])
     used = [one for one in found if one.paused or any(one.counts.values())]
-    return QueuePage(used, names[limit - 1] if len(names) > limit else None)
+    return QueuePage(used, names[PAGE_LIMIT - 1] if len(names) > PAGE_LIMIT else None)
 
 
 def waiting(stats: QueueStats) -> int:

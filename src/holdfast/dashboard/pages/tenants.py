@@ -12,10 +12,10 @@ from holdfast.core.errors import InvalidOption, Unsupported
 from holdfast.core.job import JobState
 from holdfast.core.names import check_tenant
 from holdfast.dashboard.page import Action, Done, Form, Fragment, WebPage
-from holdfast.dashboard.pages.queues import waiting
+from holdfast.dashboard.pages.queues import queue_page, waiting
 from holdfast.dashboard.view import NotShown, View
 from holdfast.service.tokens import OPERATOR_SCOPE
-from holdfast.store import PAGE_LIMIT, QueuePage, QueueStats, TenantSettings
+from holdfast.store import QueuePage, QueueStats, TenantSettings
 
 SHOWN = 25
 """Each tenant of a page costs two reads."""
@@ -52,7 +52,7 @@ async def read(view: View) -> dict[str, Any]:
 
 async def _row_of(view: View, tenant: str) -> TenantRow:
     page, settings = await asyncio.gather(
-        view.store.queue_page(tenant, None, PAGE_LIMIT), view.store.tenant_settings(tenant)
+        view.source.queue_page(tenant, None, view.asked_at), view.store.tenant_settings(tenant)
     )
     return _row(tenant, page, settings)
 
@@ -81,7 +81,7 @@ async def read_form(view: View) -> dict[str, Any]:
 async def read_one(view: View) -> dict[str, Any]:
     """What a tenant uses, its settings, and its queues with the most waiting jobs."""
     _check_operator(view)
-    page = await view.store.queue_page(view.tenant, None, PAGE_LIMIT)
+    page = await queue_page(view)
     try:
         usage = await view.queue.usage()
     except Unsupported:

@@ -108,7 +108,7 @@ async def _find(view: View, id: str) -> WorkerInfo | None:
 
 async def _held(view: View, id: str) -> tuple[Sequence[Job], bool]:
     """The leased jobs of a worker among those that were read, and whether all were read."""
-    queues = await queue_page(view, None, PAGE_LIMIT)
+    queues = await queue_page(view)
     busy = [one.queue for one in queues.queues if view.sees(one.queue) and one.counts.get(JobState.LEASED)]
     found: list[Job] = []
     looked = 0
