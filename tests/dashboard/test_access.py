@@ -157,6 +157,44 @@ async def test_a_session_ends_with_logging_out_and_with_its_token(guarded):
     assert (await browser.get("/queues")).status_code == 303
 
 
+async def test_a_logout_ends_the_session_in_every_process_that_shares_the_key(monkeypatch):
+    key = b"k" * 32
+
+    def shared(store):
+        return ByToken.of(TOKENS, store, key=key)
+
+    url = f"memory:{uuid.uuid4().hex}"
+    async with site(url, shared) as here, site(url, shared) as there:
+        browser, other = await here.logged_in(token()), await here.logged_in(token())
+        stolen, kept = there.browser(), there.browser()
+        stolen.cookies.update(browser.cookies)
+        kept.cookies.update(other.cookies)
+        assert (await stolen.get("/queues")).status_code == 200
+        assert (await browser.send_form("/logout", {"form_token": await browser.form_token()})).status_code == 303
+        monkeypatch.setattr("holdfast.service.revoked.RENEW_S", 0)
+        monkeypatch.setattr("holdfast.service.revoked.MAX_AGE_S", 0)
+        assert (await stolen.get("/queues")).status_code == 303
+        assert (await kept.get("/queues")).status_code == 200
+        assert await RevokedTokens(there.store).all() == []
+
+
+async def test_ended_sessions_are_forgotten_when_they_would_be_over_or_are_too_many(guarded, monkeypatch):
+    tokens = RevokedTokens(guarded.store)
+
+    async def kept():
+        return [(one.tenant, one.value) for _, one in await tokens.records()]
+
+    monkeypatch.setattr("holdfast.service.revoked.MAX_ENDED", 2)
+    await tokens.add(Revocation("acme", "jti", "lost"))
+    for session in ("a", "b", "c"):
+        await tokens.end_session("acme", session)
+    await tokens.end_session("rival", "z")
+    assert sorted(await kept()) == [("acme", "b"), ("acme", "c"), ("acme", "lost"), ("rival", "z")]
+    monkeypatch.setattr("holdfast.service.revoked.SESSION_S", -1.0)
+    await tokens.end_session("acme", "d")
+    assert sorted(await kept()) == [("acme", "d"), ("acme", "lost")]
+
+
 async def test_a_revoked_token_ends_its_sessions(guarded, monkeypatch):
     browser = await guarded.logged_in(token(subject="ann"))
     assert (await browser.get("/queues")).status_code == 200

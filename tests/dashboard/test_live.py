@@ -231,7 +231,7 @@ async def test_a_busy_stream_ends_with_its_session_too(monkeypatch):
             browser.cookies.set(name, value)
             async with stream(browser, "/queues") as said:
                 await anext(said)
-                found.dashboard.access.sessions.end(viewer)
+                await found.dashboard.access.end(viewer)
                 kinds = {"changed"}
                 while "ended" not in kinds and number < 1000:
                     number += 1

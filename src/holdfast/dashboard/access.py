@@ -59,6 +59,10 @@ class Access(Protocol):
         """Whether a viewer may still look. A stream asks this regularly."""
         ...
 
+    async def end(self, viewer: Viewer) -> None:
+        """End the session of a viewer, in every process."""
+        ...
+
 
 class OnLoopback:
     """Any user of this machine, without a login. Requests from elsewhere are refused.
@@ -94,6 +98,9 @@ class OnLoopback:
     async def holds(self, viewer: Viewer) -> bool:
         del viewer
         return True
+
+    async def end(self, viewer: Viewer) -> None:
+        pass
 
 
 class ByToken:
@@ -160,6 +167,9 @@ class ByToken:
             return False
         return self.sessions.lasts(viewer)
 
+    async def end(self, viewer: Viewer) -> None:
+        await self._revoked.end_session(viewer.tenant or "", viewer.session)
+
     async def log_in(self, token: str, address: str) -> Viewer:
         """The viewer that a token names. Raises Refusal for a bad token, or after too many bad ones."""
         if self._tokens is None:
@@ -176,7 +186,7 @@ def _caller(viewer: Viewer) -> Caller:
     """The caller that the token of a session named, to look it up in the list of revoked tokens."""
     return Caller(
         viewer.tenant or "", viewer.scopes, viewer.queues, viewer.name, viewer.expires_at or 0.0, b"",
-        viewer.token_id, viewer.issued_at,
+        viewer.token_id, viewer.issued_at, viewer.session,
     )  # fmt: skip
 
 

@@ -293,7 +293,7 @@ class Dashboard:
             return await self._login_page(request, why, 400)
         before = sessions.viewer(request.cookies.get(name, ""))
         if before is not None:
-            sessions.end(before)
+            await self.access.end(before)
         self._set_cookie(request, response, name, cookie, int(lifetime_s))
         return response
 
@@ -337,7 +337,7 @@ class Dashboard:
         check_origin(request.headers)
         viewer = await self._viewer(request)
         self._check_form(Form(await form_of(request)), viewer)
-        self.access.sessions.end(viewer)
+        await self.access.end(viewer)
         response = RedirectResponse(f"{_base(request)}/login", 303)
         self._set_cookie(request, response, cookie_name(request), "", 0)
         return response

@@ -1,8 +1,8 @@
 """Sessions in signed cookies: a cookie holds who logged in, what they may do, and until when.
 
-A process remembers only the sessions that were ended early. So several processes can share a key, and a restart ends
-no session. The token itself is never in a cookie. Every login makes a new session, so that no session can be prepared
-for another person.
+Only sessions that were ended early are kept, with the revoked tokens (see `service.revoked`). So several processes can
+share a key, and a restart ends no session. The token itself is never in a cookie. Every login makes a new session, so
+that no session can be prepared for another person.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from msgspec.structs import replace
 
 from holdfast.core.errors import InvalidOption
 from holdfast.dashboard.view import Viewer
+from holdfast.service.revoked import SESSION_S
 
-LIFETIME_S = 12 * 3600.0
-"""A session ends with its token, but at the latest after this."""
-MAX_ENDED = 10_000
 MIN_KEY = 32
 
 
@@ -33,17 +31,16 @@ class Sessions:
         if key is not None and len(key) < MIN_KEY:
             raise InvalidOption("key", f"the key of the dashboard's sessions needs at least {MIN_KEY} bytes")
         self._key = key or secrets.token_bytes(MIN_KEY)
-        self._ended: dict[str, None] = {}
 
     def start(self, viewer: Viewer) -> tuple[str, float]:
         """A new session: the value of its cookie, and how many seconds it lasts."""
         now = time.time()
-        ends = min(now + LIFETIME_S, now + LIFETIME_S if viewer.expires_at is None else viewer.expires_at)
+        ends = min(now + SESSION_S, now + SESSION_S if viewer.expires_at is None else viewer.expires_at)
         viewer = replace(viewer, session=secrets.token_urlsafe(16), expires_at=ends)
         return self.sign("session", msgspec.json.encode(viewer)), max(0.0, ends - now)
 
     def viewer(self, cookie: str) -> Viewer | None:
-        """The viewer of a session. None if the session is over, or the cookie is not one of ours."""
+        """The viewer of a session. None if the session has expired, or the cookie is not one of ours."""
         data = self.verified("session", cookie)
         if data is None:
             return None
@@ -51,14 +48,8 @@ class Sessions:
         return viewer if self.lasts(viewer) else None
 
     def lasts(self, viewer: Viewer) -> bool:
-        """Whether a session has neither expired nor been ended here."""
-        return viewer.session not in self._ended and (viewer.expires_at or 0.0) > time.time()
-
-    def end(self, viewer: Viewer) -> None:
-        """End a session. Other processes accept a stolen copy of its cookie until it expires."""
-        if len(self._ended) >= MAX_ENDED:
-            del self._ended[next(iter(self._ended))]
-        self._ended[viewer.session] = None
+        """Whether a session has not expired."""
+        return (viewer.expires_at or 0.0) > time.time()
 
     def form_token(self, viewer: Viewer | None) -> str:
         """What a form of this session must send. Another site can neither read nor guess it."""

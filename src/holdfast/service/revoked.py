@@ -1,5 +1,7 @@
 """Tokens that were revoked, of each tenant and of operators: by `jti`, by `sub`, or all issued before an instant.
 
+Sessions of the dashboard that were ended before their time are kept with them, as long as a session can last.
+
 Revocations are records in the store (see `records`). A process reads them in the background every `RENEW_S`, and uses
 no copy older than `MAX_AGE_S`: a revoked token works for at most this long.
 """
@@ -18,14 +20,18 @@ from msgspec import Struct
 from holdfast.core.errors import InvalidOption, StoreError
 from holdfast.core.names import REVOKED, check_tenant, join_key
 from holdfast.service.errors import Refusal
-from holdfast.service.records import Records
+from holdfast.service.records import Records, ServiceRecord
 from holdfast.service.tokens import Caller, refused
 from holdfast.store import Store
 
 RENEW_S = 3.0
 MAX_AGE_S = 10.0
+SESSION_S = 12 * 3600.0
+"""A session of the dashboard ends with its token, but at the latest after this."""
+MAX_ENDED = 1000
+"""The most ended sessions that are kept for one tenant, the newest."""
 
-Kind = Literal["jti", "sub", "issued_before"]
+Kind = Literal["jti", "sub", "issued_before", "session"]
 
 
 class Revocation(Struct, frozen=True):
@@ -50,8 +56,23 @@ class RevokedTokens:
 
     async def all(self, tenant: str | None = None) -> list[Revocation]:
         """The revocations of a tenant, or of all tenants, the oldest first."""
-        found = [msgspec.json.decode(record.data, type=Revocation) for record in await self._records.all()]
+        found = [one for _, one in await self.records() if one.kind != "session"]
         return [one for one in found if tenant is None or one.tenant == tenant]
+
+    async def records(self) -> list[tuple[ServiceRecord, Revocation]]:
+        """All records, those of ended sessions too, the oldest first."""
+        return [(record, msgspec.json.decode(record.data, type=Revocation)) for record in await self._records.all()]
+
+    async def end_session(self, tenant: str, session: str) -> None:
+        """End a session, and forget those that would be over by now."""
+        ended = [(record, one.tenant) for record, one in await self.records() if one.kind == "session"]
+        left = sum(owner == tenant for _, owner in ended) - MAX_ENDED + 1
+        for record, owner in ended:
+            is_surplus = owner == tenant and left > 0
+            left -= owner == tenant
+            if is_surplus or record.age_ms > SESSION_S * 1000:
+                await self._records.remove(record.id)
+        await self.add(Revocation(tenant, "session", session))
 
     async def add(self, revocation: Revocation) -> bool:
         """Revoke tokens. Returns whether the revocation is new. Raises InvalidName or InvalidOption."""
@@ -90,10 +111,18 @@ class Revoked:
         if not self._listed and not self._issued_after:
             return
         tenant = caller.tenant
-        listed = (tenant, "jti", caller.token_id) in self._listed or (tenant, "sub", caller.subject) in self._listed
+        names = (("jti", caller.token_id), ("sub", caller.subject), ("session", caller.session))
+        listed = any((tenant, *name) in self._listed for name in names)
         # A token without `iat` may be older.
         if listed or (caller.issued_at or 0.0) < self._issued_after.get(tenant, 0.0):
             raise refused("it was revoked")
+
+    async def end_session(self, tenant: str, session: str) -> None:
+        """End a session of the dashboard: here at once, in other processes when they read again."""
+        await self._tokens.end_session(tenant, session)
+        if self._reading is not None:
+            await asyncio.wait([self._reading])  # It may have begun before.
+        self._listed |= {(tenant, "session", session)}
 
     async def is_revoked(self, caller: Caller) -> bool:
         """Whether the caller's token is revoked. False if the store cannot be read."""
@@ -124,7 +153,7 @@ class Revoked:
     async def _read(self) -> None:
         began = time.monotonic()
         try:
-            found = await self._tokens.all()
+            found = [one for _, one in await self._tokens.records()]
         finally:
             self._reading = None
         self._listed = frozenset((one.tenant, one.kind, one.value) for one in found)

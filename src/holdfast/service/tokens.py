@@ -53,6 +53,8 @@ class Caller(Struct, frozen=True):
     token_id: str = ""
     """The `jti`; "" without one."""
     issued_at: float | None = None
+    session: str = ""
+    """The session of the dashboard that the token began; "" for a request to the API."""
 
     @property
     def name(self) -> str:
