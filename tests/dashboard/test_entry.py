@@ -91,6 +91,7 @@ async def test_the_service_serves_it_beside_the_api():
         assert (await browser.get("/v1/queues")).status_code == 401
         async with stream(browser, "/queues", path="/dashboard/live") as found:
             await anext(found)
+            assert server.context.streams.used_by("acme") == 1
             server.stop()
             assert [one async for one in found] == []
 

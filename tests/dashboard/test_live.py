@@ -10,8 +10,9 @@ import pytest
 
 from holdfast.dashboard import live
 from holdfast.dashboard.view import EVERYTHING, View, Viewer
+from holdfast.service.shares import Shares
 from holdfast.store import Hint, Signal
-from tests.dashboard.support import NO_TLS, by_token, served, site, token
+from tests.dashboard.support import NO_TLS, by_token, operator_token, served, site, token
 
 pytestmark = pytest.mark.asyncio
 
@@ -240,13 +241,29 @@ async def test_a_busy_stream_ends_with_its_session_too(monkeypatch):
                 assert "ended" in kinds
 
 
-async def test_streams_are_bounded(opened, monkeypatch):
-    monkeypatch.setattr(live, "MAX_STREAMS_PER_TENANT", 1)
-    async with served(opened) as base, client(base) as browser, stream(browser, "/queues", tenant="acme") as found:
-        await anext(found)
-        assert (await browser.get("/live", params={"page": "/queues", "tenant": "acme"})).status_code == 503
-        async with stream(browser, "/queues", tenant="beta") as other:
-            await anext(other)
+async def test_the_streams_of_a_tenants_tokens_are_bounded():
+    streams = Shares("event streams", process=2, tenant=1)
+    async with site(f"memory:{uuid.uuid4().hex}", by_token, streams=streams) as found, served(found) as base:
+
+        async def browsing(bearer):
+            browser = await stack.enter_async_context(client(base))
+            ((name, value),) = (await found.logged_in(bearer)).cookies.items()
+            browser.cookies.set(name, value)
+            return browser
+
+        async def refused(browser):
+            async with browser.stream("GET", "/live", params={"page": "/queues", "tenant": "acme"}) as answer:
+                return answer.status_code
+
+        async with AsyncExitStack() as stack:
+            acme, operator = await browsing(token("acme")), await browsing(operator_token())
+            async with stream(acme, "/queues") as first:
+                await anext(first)
+                assert await refused(acme) == 429
+                async with stream(operator, "/queues", tenant="acme") as other:
+                    await anext(other)
+                    assert (streams.used, streams.used_by("acme")) == (2, 1)
+                    assert await refused(operator) == 503
 
 
 async def test_a_stopping_server_does_not_wait_for_streams(opened):

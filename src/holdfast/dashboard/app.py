@@ -33,12 +33,14 @@ from holdfast.dashboard.turns import PageTurns
 from holdfast.dashboard.view import NotShown, View, Viewer, tenant_of
 from holdfast.extensions import SingleTenant
 from holdfast.service.errors import STATUS, Refusal, code_of, detail_of
+from holdfast.service.shares import Shares
 from holdfast.store import Store
 from holdfast.telemetry.audit import audited
 from holdfast.telemetry.logging import get_logger
 
 _log = get_logger(__name__)
 
+MAX_STREAMS, MAX_STREAMS_OF_TENANT = 1000, 200
 STREAM_S = 600.0
 """How long a stream lasts; then the browser opens the next one."""
 MAX_COOKIE = 3800
@@ -57,8 +59,8 @@ class Dashboard:
     """The pages of one store. An ASGI application; `lifespan` opens and closes what it holds.
 
     `trail` is called with each line of the audit log, besides the logger. `note` is called with each request and its
-    viewer: it may count or refuse the request. The page Proof shows the certificate and the audit in the directory
-    `proof`.
+    viewer: it may count or refuse the request. `streams` bounds the open pages, of each tenant's tokens and in all. The
+    page Proof shows the certificate and the audit in the directory `proof`.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Dashboard:
         proof: Path | None = None,
         trail: Callable[[dict[str, Any]], None] | None = None,
         note: Callable[[Request, Viewer], None] | None = None,
+        streams: Shares | None = None,
         pages: Iterable[WebPage] = PAGES,
         stream_s: float = STREAM_S,
     ) -> None:
@@ -79,6 +82,7 @@ class Dashboard:
         self.pages = {page.path: page for page in pages}
         self._source = Source(store, blobs=blobs, tenant=tenant, url=url, proof=proof)
         self._trail, self._note = trail, note
+        self._streams = streams or Shares("event streams", process=MAX_STREAMS, tenant=MAX_STREAMS_OF_TENANT)
         self._stream_s = stream_s
         self._templates = Templates()
         self._turns = PageTurns()
@@ -225,8 +229,9 @@ class Dashboard:
             view = await self._view(request, page)
         except _NoTenant:
             raise NotShown(404, "There is no such page.") from None
-        self.live.check_room(view.tenant)
-        return _EventResponse(self.live.stream(page, view, self.access.holds, self._stream_s))
+        hold = self._streams.hold(view.viewer.tenant or "")
+        hold.check()
+        return _EventResponse(self.live.stream(page, view, hold, self.access.holds, self._stream_s))
 
     async def _static(self, request: Request) -> Response:
         name = request.path_params["name"]

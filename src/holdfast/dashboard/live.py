@@ -21,7 +21,8 @@ import msgspec
 
 from holdfast.dashboard.page import RENEW_S, WebPage
 from holdfast.dashboard.turns import PageTurns
-from holdfast.dashboard.view import NotShown, View, Viewer
+from holdfast.dashboard.view import View, Viewer
+from holdfast.service.shares import Hold
 from holdfast.store import Hint, Signal, Store
 from holdfast.telemetry.logging import get_logger
 
@@ -33,7 +34,6 @@ FETCH_S = 0.001
 """The approximate time that it takes to serve a changed fragment to one viewer."""
 BEAT_S = 15.0
 """How often a stream sends a heartbeat, and checks that its viewer may still look."""
-MAX_STREAMS, MAX_STREAMS_PER_TENANT = 1000, 200
 
 HINTS = frozenset({Hint.EVENTS, Hint.READY})
 """The hints that mark watches. These are enough, as the log has every change that a page shows."""
@@ -62,7 +62,6 @@ class LivePages:
         self._store = store
         self._watches: dict[Key, FragmentWatch] = {}
         self._rounds: dict[str, Rounds] = {}
-        self._streams: dict[str, int] = {}
         self._unlisten: Callable[[], None] | None = None
         self._wakeups: set[asyncio.Event] = set()
         self._is_stopping = False
@@ -88,16 +87,11 @@ class LivePages:
                 watch.is_outdated = True
                 watch.mark()
 
-    def check_room(self, tenant: str) -> None:
-        """Raise NotShown if there are too many streams."""
-        if self._streams.get(tenant, 0) >= MAX_STREAMS_PER_TENANT or sum(self._streams.values()) >= MAX_STREAMS:
-            raise NotShown(503, "Too many pages are open. This one is not live.")
-
     async def stream(
-        self, page: WebPage, view: View, holds: Callable[[Viewer], Awaitable[bool]], life_s: float
+        self, page: WebPage, view: View, hold: Hold, holds: Callable[[Viewer], Awaitable[bool]], life_s: float
     ) -> AsyncGenerator[bytes]:
         """Notices for one page: the names of changed fragments and their tags. It ends after `life_s`."""
-        self._streams[view.tenant] = self._streams.get(view.tenant, 0) + 1
+        hold.resize(1)
         changed: dict[str, str] = {}
         wakeup = asyncio.Event()
         began = time.monotonic()
@@ -134,7 +128,7 @@ class LivePages:
             self._wakeups.discard(wakeup)
             for watch in watches:
                 watch.leave(notify)
-            self._leave(view.tenant)
+            hold.resize(0)
 
     def rest_s(self, cost_s: float) -> float:
         """How long a tenant's fragments rest after a round of this cost: so all rounds together take `SHARE`."""
@@ -172,11 +166,6 @@ class LivePages:
         if self.clean:
             for watch in [watch for watch in self.clean if watch.is_about(signal)]:
                 watch.mark()
-
-    def _leave(self, tenant: str) -> None:
-        self._streams[tenant] -= 1
-        if not self._streams[tenant]:
-            del self._streams[tenant]
 
 
 class Rounds:

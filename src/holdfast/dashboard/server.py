@@ -78,6 +78,7 @@ def in_service(
         proof=proof,
         trail=None if context.trail is None else context.trail.put,
         note=note,
+        streams=context.streams,
     )
 
 
