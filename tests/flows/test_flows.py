@@ -115,6 +115,8 @@ async def test_steps_after_a_failed_one_wait_for_its_replay(queue):
         await queue.replay(flow.id, queue=FLOWS)
         await queue.result(flow.id, queue=FLOWS, timeout=PATIENCE_S)
     assert sorted(handler.ran) == ["after broken", "after good", "broken", "broken", "broken", "good"]
+    replayed = [one async for one in queue.events() if one.kind == "replayed" and one.queue != FLOWS]
+    assert [one.data.get("by") for one in replayed] == [f"flow:{flow.id}"] * 2
 
 
 async def test_a_canceled_flow_cancels_its_open_steps(queue):

@@ -14,6 +14,7 @@ from holdfast.core.job import Purge
 from holdfast.pipeline import replay as replaying
 from holdfast.pipeline.replay import ReplayPlan, choose, preview, read_receipt, replay
 from holdfast.store import TenantSettings
+from tests.log import all_events
 from tests.pipeline.failing import fail_waiting, make_dead, replays
 from tests.pipeline.faulty import Faulty
 from tests.pipeline.settings import only_full
@@ -149,7 +150,7 @@ def test_a_task_that_was_replaced_too_early_replays_no_job_twice(file_url, tmp_p
     answers, other, waits = [], [], threading.Event()
 
     def run():
-        task = replaying.ReplayTask(file_url, str(tmp_path / "turn"), None, 60)
+        task = replaying.ReplayTask(file_url, str(tmp_path / "turn"), None, 60, "cli:ann")
         for batch in task(iter([pa.RecordBatch.from_pylist([row], schema=arrow)])):
             answers.extend(batch.to_pylist())
 
@@ -173,4 +174,6 @@ def test_a_task_that_was_replaced_too_early_replays_no_job_twice(file_url, tmp_p
     finally:
         failpoint.install(None)
     assert [answer["answer"] for answer in answers] == ["replayed", "replayed"]
+    events = of_store(file_url, all_events)
+    assert [event.data["by"] for event in events if event.kind == "replayed"] == ["cli:ann"]
     assert of_store(file_url, replays) == {key.id: 1}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.audit import audited
+from holdfast.cli.audit import audited, operator
 from holdfast.cli.move import DryRun, Source, Target, Wait, make_plan, print_moved, print_preview, run
 from holdfast.cli.options import (
     AllTenants,
@@ -84,7 +84,8 @@ def replay(
     from holdfast.pipeline import replay as replaying
 
     waits = duration("patience", patience)
-    plan = replaying.ReplayPlan(store_url(store), where, tenant, rate, tasks, waits.total_seconds() if waits else 0.0)
+    patience_s = waits.total_seconds() if waits else 0.0
+    plan = replaying.ReplayPlan(store_url(store), where, tenant, rate, tasks, patience_s, operator())
     with spark_session(master, remote, conf) as spark:
         if yes:
             place = (receipt or Path(f"holdfast-replay-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")).absolute()

@@ -47,6 +47,7 @@ from holdfast.core.job import (
     Result,
     SetResultTtl,
 )
+from holdfast.core.names import as_operator
 from holdfast.flows.flow import BATCH, end_steps
 from holdfast.jobs import codec
 from holdfast.maintenance.system_jobs import SystemContext
@@ -231,7 +232,8 @@ class _FlowRun:
         refusals: dict[str | None, QuotaExceeded] = {}
         while places:
             part, places = places[:BATCH], places[BATCH:]
-            answers = await self._store.replay([self._keys[place] for place in part], under=self._lease)
+            keys = [self._keys[place] for place in part]
+            answers = await self._store.replay(keys, under=self._lease, by=as_operator(f"flow:{self._flow.id}"))
             for place, answer in zip(part, answers, strict=True):
                 if isinstance(answer, QuotaExceeded):
                     refusals[answer.queue] = answer

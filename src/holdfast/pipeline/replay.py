@@ -26,6 +26,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 
 from holdfast.core.errors import InvalidOption, StoreMismatch
+from holdfast.core.names import check_by
 from holdfast.opening import absolute, shown_url
 from holdfast.pipeline.errors import plainly
 from holdfast.pipeline.json_files import read_json, write_json
@@ -51,9 +52,12 @@ class ReplayPlan(Struct, frozen=True):
     tasks: int = TASKS
     patience_s: float = 300.0
     """How long to wait for a full quota or an unavailable store."""
+    by: str = ""
+    """Who acts, for the events of the jobs."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "store", absolute(self.store))
+        check_by(self.by)
         if not self.where.strip():
             raise InvalidOption("where", "it is empty; write a condition, or 'true' for all dead letters")
         if self.rate is not None and not 0 < self.rate < 1e9:  # noqa: PLR2004
@@ -211,7 +215,7 @@ def _resume(spark: SparkSession, plan: ReplayPlan, place: Path, receipt: ReplayR
             raise StoreMismatch(f"the set in {place} is not the set that was chosen; nothing was replayed")
         rate = None if plan.rate is None else plan.rate / plan.tasks
         spread = set_.repartition(plan.tasks).sortWithinPartitions("finished_at")
-        task = ReplayTask(plan.store, str(place / TURN), rate, plan.patience_s)
+        task = ReplayTask(plan.store, str(place / TURN), rate, plan.patience_s, plan.by)
         answered: DataFrame = cast("Any", spread).mapInArrow(task, ANSWERS)
         answered.write.mode("overwrite").parquet(str(place / "answers"))
         rows = _read(spark, place, "answers", ANSWERS).groupBy("answer").count().collect()

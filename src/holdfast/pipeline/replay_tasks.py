@@ -54,14 +54,14 @@ _arrow = cast("Any", pa)
 class ReplayTask:
     """Replays the jobs of one task, and returns an answer for each."""
 
-    def __init__(self, store: str, turn: str, rate: float | None, patience_s: float) -> None:
-        self._store, self._turn, self._rate, self._patience_s = store, turn, rate, patience_s
+    def __init__(self, store: str, turn: str, rate: float | None, patience_s: float, by: str = "") -> None:
+        self._store, self._turn, self._rate, self._patience_s, self._by = store, turn, rate, patience_s, by
         # A slow replay takes small steps, to keep an even pace.
         self._step = MAX_STEP if rate is None else max(1, min(MAX_STEP, int(rate / 4)))
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         with Path(self._turn).open("a") as turn, OpenStore(self._store) as opened:
-            replayer = _Replayer(opened.store, _Turn(turn.fileno()), _Pace(self._rate), self._patience_s)
+            replayer = _Replayer(opened.store, _Turn(turn.fileno()), _Pace(self._rate), self._patience_s, self._by)
             for rows in _parts(batches, self._step):
                 answers = opened.run(replayer.replay(rows))
                 failpoint.hit("replay.after_part")
@@ -129,8 +129,8 @@ Answer = tuple[str, str | None]
 class _Replayer:
     """Replays rows in turns, within the rate."""
 
-    def __init__(self, store: Store, turn: _Turn, pace: _Pace, patience_s: float) -> None:
-        self._store, self._turn, self._pace, self._patience_s = store, turn, pace, patience_s
+    def __init__(self, store: Store, turn: _Turn, pace: _Pace, patience_s: float, by: str) -> None:
+        self._store, self._turn, self._pace, self._patience_s, self._by = store, turn, pace, patience_s, by
 
     async def replay(self, rows: Sequence[dict[str, Any]]) -> list[Answer]:
         """An answer for each row. Waits up to `patience_s` for an unavailable store or a full quota."""
@@ -165,7 +165,7 @@ class _Replayer:
         if dead:
             self._pace.spend(len(dead))
             failpoint.hit("replay.before_call")
-            replies = await self._store.replay([_key(rows[n]) for n in dead])
+            replies = await self._store.replay([_key(rows[n]) for n in dead], by=self._by)
             failpoint.hit("replay.after_call")
             for n, reply in zip(dead, replies, strict=True):
                 answers[n] = await self._answer(reply, rows[n])
