@@ -141,5 +141,5 @@ async def test_a_page_follows_what_another_handle_on_the_store_does(url, monkeyp
         while "press" not in (before := await shown()):
             await anext(notices)
         await queue.cancel("waits", queue="press")
-        await anext(notices)
-        assert await shown() != before
+        while await shown() == before:
+            await anext(notices)
