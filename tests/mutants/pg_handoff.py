@@ -57,14 +57,14 @@ def a_hand_off_costs_no_attempt(bug: Bug) -> None:
 @mutant("CLAIM-1", stores=POSTGRES)
 def a_lease_handed_off_counts_from_the_end_of_the_registration(bug: Bug) -> None:
     """The lease is longer than requested."""
-    bug.function("enqueue_one", "now + v_waiter.lease", "v_waiter.until + v_waiter.lease")
+    bug.function("enqueue_one", "now + v_waiter.lease", "v_waiter.expires_at + v_waiter.lease")
 
 
 @mutant("CLAIM-1", stores=POSTGRES)
 def a_lease_handed_off_is_as_long_as_the_registration(bug: Bug) -> None:
     """The lease is shorter than requested."""
     bug.function("register_waiter", "p_number, p_lease, p_room", "p_number, p_lasts_ms, p_room")
-    bug.function("register_waiter", "lease = p_lease", "lease = p_lasts")
+    bug.function("register_waiter", "lease = p_lease", "lease = p_lasts_ms")
 
 
 @mutant("CLAIM-1", stores=POSTGRES)
@@ -76,7 +76,7 @@ def a_lease_handed_off_has_no_beginning(bug: Bug) -> None:
 @mutant("CLAIM-1", stores=POSTGRES)
 def a_delivered_job_has_another_time(bug: Bug) -> None:
     """The job is sent with another time than the store's."""
-    bug.function("enqueue_one", "(v_waiter.number, now, v_deadline", "(v_waiter.number, v_waiter.until, v_deadline")
+    bug.function("enqueue_one", "v_waiter.number, now, v_deadline", "v_waiter.number, v_waiter.expires_at, v_deadline")
 
 
 @mutant("CLAIM-1", "RESULT-1", stores=POSTGRES)
