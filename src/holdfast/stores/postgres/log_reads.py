@@ -85,7 +85,7 @@ async def _page(
     reached = start
     passed = 0
     # A tenant's page reads a bounded part of the log, whatever it finds there.
-    most, wanted = max(limit, MIN_SCAN), min(FIRST_ROWS, limit + 1)
+    most, wanted = max(limit, MIN_SCAN), min(FIRST_ROWS, MAX_ROWS, limit + 1)
     while reached < found.end and len(page) < limit and passed < most:
         chunk, lanes, behind = await _chunk(client, cache, reached, found, found.end, wanted, tenant)
         for row in chunk:
