@@ -13,6 +13,7 @@ from holdfast.dashboard.view import EVERYTHING, View, Viewer
 from holdfast.service.shares import Shares
 from holdfast.store import Hint, Signal
 from tests.dashboard.support import NO_TLS, by_token, operator_token, served, site, token
+from tests.eventually import eventually
 
 pytestmark = pytest.mark.asyncio
 
@@ -157,14 +158,44 @@ async def test_a_fragment_whose_looks_did_not_change_makes_no_notice(opened, mon
 
 
 async def test_the_rounds_of_all_tenants_together_take_their_share_and_no_more(opened):
-    """The budget is one number, whatever each round costs and however many tenants look."""
+    """However many tenants look. Costly rounds take up to `MAX_SHARE` rather than show changes after `SLOWEST_S`."""
     pages = opened.dashboard.live
-    costs = [0.001, 0.05, 0.5, 30.0]
     pages._rounds = dict.fromkeys(("", "acme", "beta", "rival"))
-    rests = [pages.rest_s(cost) for cost in costs]
-    assert sum(cost / (cost + rest) for cost, rest in zip(costs, rests, strict=True)) <= live.SHARE
-    assert rests[0] == live.PACE_S
-    assert rests[1] > live.PACE_S
+
+    def rests_and_share(*costs):
+        rests = [pages.rest_s(cost) for cost in costs]
+        return rests, sum(cost / (cost + rest) for cost, rest in zip(costs, rests, strict=True))
+
+    rests, share = rests_and_share(0.001, 0.01, 0.02, 0.05)
+    assert (rests[0], max(rests)) == (live.PACE_S, live.SLOWEST_S)
+    assert share <= live.SHARE
+    rests, share = rests_and_share(0.05, 0.1, 0.5, 30.0)
+    assert rests[:2] == [live.SLOWEST_S, live.SLOWEST_S]
+    assert live.SHARE < share <= live.MAX_SHARE
+
+
+async def test_what_changes_during_the_first_look_is_shown_by_the_next_round(opened, monkeypatch):
+    monkeypatch.setattr(live, "RENEW_S", 3600.0)
+    pages = opened.dashboard.live
+    render, has_read, go_on = pages.render, asyncio.Event(), asyncio.Event()
+
+    async def slow(page, name, view):
+        rendered = await render(page, name, view)
+        has_read.set()
+        await go_on.wait()
+        return rendered
+
+    monkeypatch.setattr(pages, "render", slow)
+    async with served(opened) as base, client(base) as browser, stream(browser, "/queues", tenant="acme") as found:
+        await has_read.wait()
+        await opened.queue().enqueue({"n": 1}, queue="press")
+        # The hint has come, and the round that it began has left this fragment out.
+        await eventually(lambda: not pages.clean and not pages._rounds["acme"].wakeup.is_set())
+        go_on.set()
+        look = {"tenant": "acme", "fragment": "table"}
+        await anext(found)
+        while "press" not in (await browser.get("/queues", params=look)).text:
+            await anext(found)
 
 
 async def test_a_round_reads_once_what_several_pages_show(opened, monkeypatch):

@@ -5,8 +5,9 @@ watch. The next round then reads and draws the fragment again, and notifies the 
 store is read only for what is on a screen, and once for all its viewers.
 
 The pace: a round renews all marked fragments of a tenant, one after another, and then rests so long that the rounds of
-all tenants take at most `SHARE` of the time. The tenants that look share this time equally, so the costly pages of one
-do not slow down another's. The first view of a page, and what its viewer does, wait for no round.
+all tenants take at most `SHARE` of the time. A rest longer than `SLOWEST_S` is shortened, but only so far that they
+take at most `MAX_SHARE`. The tenants that look share this time equally, so the costly pages of one do not slow down
+another's. The first view of a page, and what its viewer does, wait for no round.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from holdfast.telemetry.logging import get_logger
 
 _log = get_logger(__name__)
 
-PACE_S = 1.0
-SHARE = 0.02
+PACE_S, SLOWEST_S = 1.0, 10.0
+SHARE, MAX_SHARE = 0.02, 0.05
 FETCH_S = 0.001
 """The approximate time that it takes to serve a changed fragment to one viewer."""
 BEAT_S = 15.0
@@ -131,8 +132,9 @@ class LivePages:
             hold.resize(0)
 
     def rest_s(self, cost_s: float) -> float:
-        """How long a tenant's fragments rest after a round of this cost: so all rounds together take `SHARE`."""
-        return max(PACE_S, cost_s * len(self._rounds) / SHARE)
+        """How long a tenant's fragments rest after a round of this cost."""
+        cost_s *= len(self._rounds)
+        return max(PACE_S, min(SLOWEST_S, cost_s / SHARE), cost_s / MAX_SHARE)
 
     def watches_of(self, tenant: str) -> list[FragmentWatch]:
         """The fragments of a tenant that are on a screen."""
@@ -202,7 +204,7 @@ class FragmentWatch:
         self._viewers: list[Callable[[str, str], None]] = []
         self._renewed_at = 0.0
         live.clean.add(self)
-        self._first = asyncio.create_task(self.renew(time.monotonic()))
+        self._first = asyncio.create_task(self._renew_first())
 
     def is_about(self, signal: Signal) -> bool:
         """Whether a hint is about this fragment."""
@@ -230,6 +232,11 @@ class FragmentWatch:
         if not self._viewers:
             self._first.cancel()
             self._live.forget(self._key, self)
+
+    async def _renew_first(self) -> None:
+        await self.renew(time.monotonic())
+        if self not in self._live.clean:  # Marked meanwhile: no round renewed it beside this.
+            self._live.wake(self.tenant)
 
     async def renew(self, asked_at: float) -> float:
         """Read and draw it, as of `asked_at` or later, and notify of a change. Returns the seconds it took."""
