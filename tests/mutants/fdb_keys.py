@@ -121,11 +121,35 @@ def a_trimmed_tenant_gets_no_gap(bug: Bug) -> None:
 def tokens_do_not_grow(bug: Bug) -> None:
     """The leases of one claim have the same token."""
 
-    def numbers(original: Planted, work: Any, count: int) -> list[int]:
-        found: list[int] = list(original(work, count))
-        return found[:1] * count
+    async def take(original: Planted, *args: Any) -> list[int]:
+        found: list[int] = list(await original(*args))
+        return found[:1] * len(found)
 
-    bug.around(bug.fdb("unit_of_work").Work, "numbers", numbers)
+    bug.around(bug.fdb("numbers").Tokens, "take", take)
+
+
+@mutant("LEASE-5", "CLAIM-1", stores=FDB)
+def two_handles_take_one_block(bug: Bug) -> None:
+    """Blocks begin right behind the last token of a job, wherever the counter is."""
+    bug.around(bug.fdb("numbers"), "block", lambda original, counter, version, *rest: original(0, 0, *rest))
+
+
+@mutant("LEASE-5", stores=FDB)
+def a_handle_goes_on_with_its_block(bug: Bug) -> None:
+    """Its tokens may be smaller than those that other handles gave the same job."""
+    bug.around(bug.fdb("numbers").Tokens, "take", lambda original, tokens, count, _: original(tokens, count, 0))
+
+
+@mutant("LEASE-5", stores=FDB)
+def the_tokens_of_forgotten_jobs_are_forgotten(bug: Bug) -> None:
+    """A new life of an id may get a smaller token than the life before it."""
+
+    def forget(original: Planted, work: Any, job: Job) -> None:
+        token, job.token = job.token, 0
+        original(work, job)
+        job.token = token
+
+    bug.around(bug.fdb("unit_of_work").Work, "forget", forget)
 
 
 @mutant("CLAIM-3", "CANCEL-2", "RESULT-2", stores=FDB)

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from holdfast.core.job import ClaimRequest, Finish, Finished, JobKey, JobState
+from holdfast.stores.foundationdb import numbers
 from holdfast.testing.fdb import SOME
 from holdfast.testing.traces import History
 from tests.stores.load import new
@@ -62,7 +63,8 @@ class Storm:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_nothing_is_lost_and_nothing_is_leased_twice(cluster, seed):
+async def test_nothing_is_lost_and_nothing_is_leased_twice(cluster, monkeypatch, seed):
+    monkeypatch.setattr(numbers, "BLOCK", 5)
     database = cluster(faults=SOME, seed=seed)
     one, two, three, four = [await database.handle(test_clock=1) for _ in range(4)]
     storm = Storm(database, seed)
@@ -79,11 +81,13 @@ async def test_nothing_is_lost_and_nothing_is_leased_twice(cluster, seed):
 
 
 async def the_log_is_possible(store, keys):
-    """Each lease ended before the next one began, and each job was completed once. [CLAIM-1, STATE-1]
+    """Each lease ended before the next one began, and each job was completed once. No two leases share a token.
+
+    [CLAIM-1, STATE-1, LEASE-5]
 
     Job by job: transactions that do not meet may commit in another order than they began.
     """
-    histories, after, completed = defaultdict(lambda: History(extensions=False)), None, []
+    histories, after, completed, tokens = defaultdict(lambda: History(extensions=False)), None, [], []
     while True:
         page = await store.events(None, after, 100)
         for event in page.events:
@@ -91,9 +95,12 @@ async def the_log_is_possible(store, keys):
             histories[key].add(event)
             if event.kind == "completed":
                 completed.append(key)
+            if event.kind == "claimed":
+                tokens.append(event.token)
         after = page.next
         if not page.more:
             break
     assert sorted(completed) == sorted(keys)
+    assert len(set(tokens)) == len(tokens)
     for key, job in zip(keys, await store.get(keys), strict=True):
         histories[key].check(key, job)

@@ -24,6 +24,7 @@ from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.clock import LAG_MS
 from holdfast.stores.foundationdb.keyspace import pack, span
 from holdfast.stores.foundationdb.lanes import Waiting
+from holdfast.stores.foundationdb.numbers import Tokens
 from holdfast.stores.foundationdb.picking import LanePicker, Picker, TurnsPicker, pick, read_pointers
 from holdfast.stores.foundationdb.transactions import TooMuch, Transactions
 from holdfast.stores.foundationdb.turns import KnownTurns
@@ -84,7 +85,8 @@ class Claims:
     async def _claim_part(self, request: ClaimRequest) -> Claimed:
         repaired, ticked = 0, False
         while True:
-            attempt = _Attempt(request, self._turns, self._crowd, repairs=repaired < REPAIR_LIMIT)
+            tokens = self._transactions.tokens
+            attempt = _Attempt(request, tokens, self._turns, self._crowd, repairs=repaired < REPAIR_LIMIT)
             self._crowd = self._crowd * CALM if self._crowd > 1 else 0.0
             claimed = await self._transactions.change(
                 attempt.run,
@@ -196,7 +198,9 @@ def _after(queues: tuple[str, ...], jobs: list[Job]) -> tuple[str, ...]:
 class _Attempt:
     """One claim, as far as it goes without repairs."""
 
-    def __init__(self, request: ClaimRequest, turns: dict[str, KnownTurns], crowd: float, *, repairs: bool) -> None:
+    def __init__(
+        self, request: ClaimRequest, tokens: Tokens, turns: dict[str, KnownTurns], crowd: float, *, repairs: bool
+    ) -> None:
         self.request = request
         self.crowd = crowd
         self.conflicts = 0
@@ -204,6 +208,7 @@ class _Attempt:
         self.needs_repair = False
         self.needs_promotion: list[str] = []
         self.work: Work | None = None
+        self._tokens = tokens
         self._turns = turns
         self._repairs = repairs
         self._queues = list(dict.fromkeys(request.queues))
@@ -245,15 +250,15 @@ class _Attempt:
 
     async def _lease(self, work: Work, picked: list[Waiting]) -> tuple[list[Job], bool]:
         await work.load(waiting.key for waiting in picked)
-        tokens = work.numbers(len(picked)) if picked else ()
+        found = [work.find(waiting.key) for waiting in picked]
+        waiting = [job for job in found if job is not None and job.state in WAITING]
+        above = max((work.last_token, *(job.token for job in waiting)))
+        tokens = await self._tokens.take(len(waiting), above) if waiting else ()
+        deadline = work.now + self.request.lease_ms
         jobs: list[Job] = []
         size = 0
-        for waiting, token in zip(picked, tokens, strict=True):
-            job = work.find(waiting.key)
-            if job is None or job.state not in WAITING:
-                continue
-            deadline = work.now + self.request.lease_ms
-            event = lifecycle.claim(job, max(token, job.token + 1), deadline, self.request.worker_id, work.now)
+        for job, token in zip(waiting, tokens, strict=True):
+            event = lifecycle.claim(job, token, deadline, self.request.worker_id, work.now)
             work.changed(job)
             work.append(event)
             jobs.append(job)

@@ -15,7 +15,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
-from holdfast.stores.foundationdb import clock, entries
+from holdfast.stores.foundationdb import clock, entries, numbers
 from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.clock import Anchor, Witness
 from holdfast.stores.foundationdb.database import (
@@ -63,6 +63,7 @@ class Transactions:
         self.database = database
         self.keys = keys
         self.witness = Witness()
+        self.tokens = numbers.Tokens(self.take_block)
         self.settings = SettingsCache()
         self.conflicts = 0
         """How many commits had a conflict, and ran again."""
@@ -146,7 +147,8 @@ class Transactions:
         self.witness.saw(version)
         self.settings.check(number(meta.get("settings")))
         trimmed = meta.get("trimmed", entries.START)
-        return Work(transaction, self._here, Moment(anchor, version, trimmed), nonce)
+        moment = Moment(anchor, version, trimmed, number(meta.get("last_token")))
+        return Work(transaction, self._here, moment, nonce)
 
     # The clock --------------------------------------------------------------------------------------------------------
 
@@ -206,6 +208,23 @@ class Transactions:
     def notify_all(self, transaction: FdbTransaction) -> None:
         """Notify all listeners of a change without an event."""
         transaction.add(self.keys.meta_of("notified"), 1)
+
+    # Tokens ---------------------------------------------------------------------------------------------------------
+
+    async def take_block(self, count: int, above: int) -> range:
+        """Take a block of tokens from the counter. One with an unknown outcome is left, and another one taken."""
+        key = self.keys.meta_of("tokens")
+        transaction = self.database.transaction()
+        while True:
+            try:
+                version, raw = await together(transaction.get_read_version(), transaction.get(key))
+                block = numbers.block(number(raw), version, count, above)
+                transaction.set(key, block.stop.to_bytes(8, "little"))
+                await transaction.commit()
+            except FdbError as error:
+                await self._again(transaction, error)
+            else:
+                return block
 
     # Creating ---------------------------------------------------------------------------------------------------------
 

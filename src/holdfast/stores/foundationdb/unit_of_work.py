@@ -54,6 +54,7 @@ class Moment(Struct, frozen=True):
     anchor: Anchor
     version: int
     trimmed: bytes
+    last_token: int
 
 
 class StoredJob(Struct, eq=False):
@@ -85,6 +86,8 @@ class Work:
         self.now = moment.anchor.now(moment.version)
         self.trimmed = moment.trimmed
         """No event up to this position is kept."""
+        self.last_token = moment.last_token
+        """The largest token of a job that was forgotten: a new life of its id gets larger ones. [LEASE-5]"""
         self.nonce = nonce
         self.logged = False
         self.first_number = 1
@@ -152,6 +155,9 @@ class Work:
         record = self._records[job.key]
         record.job, record.changed = None, True
         record.apart = record.new_payload = None
+        if job.token > self.last_token:
+            self.last_token = job.token
+            self.tr.max(self.keys.meta_of("last_token"), job.token.to_bytes(8, "little"))
         if job.result is not None and job.result.blob:
             self.set(self.keys.blob(job.result.blob), b"")
 
@@ -169,7 +175,7 @@ class Work:
         job.envelope = replace(job.envelope, payload=payload)
 
     def numbers(self, count: int) -> Sequence[int]:
-        """Numbers larger than all that were given before."""
+        """Sequence numbers larger than all that were given before."""
         return numbers.take(self._place, self.version, count)
 
     # Idempotency keys -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from itertools import cycle
 from typing import cast
 
 from holdfast.core.errors import HoldfastError, JobCanceled, JobNotFound, LeaseExpired, LeaseLost, Unsupported
@@ -330,13 +331,17 @@ async def an_expired_lease_is_never_renewed(h: Harness) -> None:
 
 @rule("LEASE-5")
 async def the_token_grows_with_every_lease_of_a_job(h: Harness) -> None:
-    """Over retry, release, expiry and replay, and in a new life of the id after cancel, purge or forgetting."""
+    """Over retry, release, expiry and replay, in a new life of the id after cancel, purge or forgetting.
+
+    Several handles claim it, one after another.
+    """
     queue = h.name("q")
     key = h.key("job", queue=queue)
     tokens: list[int] = []
+    stores = cycle(await h.handles(2))
 
     async def lease() -> Job:
-        job = await h.claim_one("job", queue=queue)
+        job = await h.claim_one("job", queue=queue, store=next(stores))
         expect_equal((await h.get(key)).token, job.token, "token in the record")
         event = (await h.history(key))[-1]
         expect_equal((event.kind, event.token), ("claimed", job.token), "token in the event")
