@@ -131,13 +131,23 @@ def tokens_do_not_grow(bug: Bug) -> None:
 @mutant("LEASE-5", "CLAIM-1", stores=FDB)
 def two_handles_take_one_block(bug: Bug) -> None:
     """Blocks begin right behind the last token of a job, wherever the counter is."""
-    bug.around(bug.fdb("numbers"), "block", lambda original, counter, version, *rest: original(0, 0, *rest))
+
+    def block(original: Planted, _counter: int, _version: int, count: int, above: int) -> range:
+        found: range = original(0, 0, count, above)
+        return found
+
+    bug.around(bug.fdb("numbers"), "block", block)
 
 
 @mutant("LEASE-5", stores=FDB)
 def a_handle_goes_on_with_its_block(bug: Bug) -> None:
     """Its tokens may be smaller than those that other handles gave the same job."""
-    bug.around(bug.fdb("numbers").Tokens, "take", lambda original, tokens, count, _: original(tokens, count, 0))
+
+    async def take(original: Planted, tokens: Any, count: int, _above: int) -> range:
+        found: range = await original(tokens, count, 0)
+        return found
+
+    bug.around(bug.fdb("numbers").Tokens, "take", take)
 
 
 @mutant("LEASE-5", stores=FDB)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from secrets import token_bytes
+from typing import TypeVar
 
 from holdfast.core import dedup, lease, lifecycle, requests
 from holdfast.core.dedup import Scope
 from holdfast.core.errors import JobNotFound, QuotaExceeded
+from holdfast.core.events import Event
 from holdfast.core.job import (
     PURGE_COUNT_MS,
     PURGE_COUNTS_DROPPED,
@@ -37,6 +39,9 @@ from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.keyspace import pack, span
 from holdfast.stores.foundationdb.records import Purges, number
 from holdfast.stores.foundationdb.unit_of_work import Work
+
+X = TypeVar("X", Extend, Report)
+A = TypeVar("A", Extended, Reported)
 
 
 async def check_under(work: Work, under: Lease | None) -> None:
@@ -142,37 +147,39 @@ async def finish(work: Work, items: Sequence[Finish]) -> list[FinishAnswer]:
 
 async def extend(work: Work, items: Sequence[Extend]) -> list[ExtendAnswer]:
     """Renew leases. [LEASE-1, LEASE-2]"""
-    await work.load(item.key for item in items)
-    answers: list[ExtendAnswer] = []
-    for item in items:
-        job = work.find(item.key)
-        refusal = lease.check_live(job, item.key, item.token, work.now)
-        if job is None or refusal is not None:
-            answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
-            continue
+
+    def change(job: Job, item: Extend) -> tuple[Event | None, Extended]:
         event = lifecycle.extend(job, item.lease_ms, work.now, logged=work.rules.all_events)
-        work.changed(job)
-        if event is not None:
-            work.append(event)
-        answers.append(Extended(job.deadline, work.now))
-    return answers
+        return event, Extended(job.deadline, work.now)
+
+    return await _change_leased(work, items, change)
 
 
 async def report(work: Work, items: Sequence[Report]) -> list[ReportAnswer]:
     """Record the progress of running jobs. [LEASE-1]"""
+
+    def change(job: Job, item: Report) -> tuple[Event | None, Reported]:
+        return lifecycle.report(job, item, work.now, logged=work.rules.all_events), Reported()
+
+    return await _change_leased(work, items, change)
+
+
+async def _change_leased(
+    work: Work, items: Sequence[X], change: Callable[[Job, X], tuple[Event | None, A]]
+) -> list[A | lease.Refusal]:
     await work.load(item.key for item in items)
-    answers: list[ReportAnswer] = []
+    answers: list[A | lease.Refusal] = []
     for item in items:
         job = work.find(item.key)
         refusal = lease.check_live(job, item.key, item.token, work.now)
         if job is None or refusal is not None:
             answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
             continue
-        event = lifecycle.report(job, item, work.now, logged=work.rules.all_events)
+        event, answer = change(job, item)
         work.changed(job)
         if event is not None:
             work.append(event)
-        answers.append(Reported())
+        answers.append(answer)
     return answers
 
 
