@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import fdb  # pyright: ignore[reportMissingImports]
@@ -90,6 +90,11 @@ class ClusterTransaction:
 
     async def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None:
         return (await _done((self._tr.snapshot if snapshot else self._tr).get(key))).value
+
+    async def get_all(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
+        source = self._tr.snapshot if snapshot else self._tr
+        futures = [source.get(key) for key in keys]
+        return [(await _done(future)).value for future in futures]
 
     async def get_range(
         self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
@@ -197,6 +202,15 @@ class ClusterTransaction:
 
 async def _done(future: Any) -> Any:
     """Await a future of the binding. An error that it ended with is an FdbError."""
+    if not future.is_ready():  # A callback costs more than the rest: of reads made together, most need none.
+        await _ready(future)
+    try:
+        return future.wait()  # It is ready: this does not wait.
+    except _FDBError as error:
+        raise FdbError(error.code, _text(error.description)) from error
+
+
+async def _ready(future: Any) -> None:
     loop = asyncio.get_running_loop()
     waiting: asyncio.Future[None] = loop.create_future()
 
@@ -214,10 +228,6 @@ async def _done(future: Any) -> Any:
     except asyncio.CancelledError:
         future.cancel()
         raise
-    try:
-        return future.wait()  # It is ready: this does not wait.
-    except _FDBError as error:
-        raise FdbError(error.code, _text(error.description)) from error
 
 
 def _text(description: Any) -> str:

@@ -9,7 +9,7 @@ a time, except that several of its reads may be awaited together.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Generator, Sequence
 from typing import Any, Protocol
 
 CLIENT_INVALID_OPERATION = 2000
@@ -106,6 +106,10 @@ class FdbTransaction(Protocol):
     # -- reads
 
     async def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None: ...
+
+    async def get_all(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
+        """Get several keys at once: this costs much less than a task for each."""
+        ...
 
     async def get_range(
         self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False

@@ -47,7 +47,7 @@ async def _look(work: Work) -> tuple[Work, int, bool, bool]:
     counters = [keys.meta_of("gone"), *(keys.activity_part(part) for part in range(ACTIVITY_PARTS))]
     late_before, old_before = pack(max(0, work.now - LATE_MS)), pack(max(0, work.now // BUCKET_MS - 1))
     (gone, *made), late, old = await together(
-        together(*(tr.get(key, snapshot=True) for key in counters)),
+        tr.get_all(counters, snapshot=True),
         tr.get_range(span(deadlines)[0], deadlines + late_before, limit=1, snapshot=True),
         tr.get_range(span(retentions)[0], retentions + old_before, limit=1, snapshot=True),
     )

@@ -62,14 +62,15 @@ Bounds = tuple[bytes, bytes]
 
 def pack(*items: str | int) -> bytes:
     """A tuple as a key. Numbers are from 0 to 2^64."""
-    parts: list[bytes] = []
-    for item in items:
-        if isinstance(item, str):
-            parts.append(b"\x02" + item.encode().replace(b"\x00", b"\x00\xff") + b"\x00")
-        else:
-            size = (item.bit_length() + 7) >> 3
-            parts.append(bytes((_ZERO + size,)) + item.to_bytes(size, "big"))
-    return b"".join(parts)
+    return b"".join(map(_pack_item, items))
+
+
+@lru_cache(maxsize=1 << 14)  # Most items are in several keys of a transaction.
+def _pack_item(item: str | int) -> bytes:
+    if isinstance(item, str):
+        return b"\x02" + item.encode().replace(b"\x00", b"\x00\xff") + b"\x00"
+    size = (item.bit_length() + 7) >> 3
+    return bytes((_ZERO + size,)) + item.to_bytes(size, "big")
 
 
 def unpack(key: bytes, at: int = 0) -> list[Any]:
@@ -106,8 +107,12 @@ def after(key: bytes) -> bytes:
 
 
 @lru_cache(maxsize=1 << 14)
+def _of(root: bytes, *items: str | int) -> bytes:
+    return root + pack(*items)
+
+
 def _lane(root: bytes, kind: str, tenant: str, queue: str) -> bytes:
-    return root + pack("t", tenant, kind, queue)
+    return _of(root, "t", tenant, kind, queue)
 
 
 class Keyspace:
@@ -132,7 +137,7 @@ class Keyspace:
         self.blobs = self._of("b")
 
     def _of(self, *items: str | int) -> bytes:
-        return self.root + pack(*items)
+        return _of(self.root, *items)
 
     def parts(self, key: bytes, prefix: bytes) -> list[Any]:
         """The parts of a key behind a prefix."""
@@ -197,7 +202,7 @@ class Keyspace:
         return self._of("t", tenant, "u", name)
 
     def tenant_jobs(self, tenant: str) -> bytes:
-        return self.tenants + pack(tenant)
+        return self._of("n", tenant)
 
     def tenant_events(self, tenant: str) -> bytes:
         return self.event_counts + pack(tenant)

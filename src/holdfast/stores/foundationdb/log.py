@@ -12,7 +12,6 @@ from holdfast.core.events import Event, Gap, Gathered
 from holdfast.extensions import LogRange
 from holdfast.store import EventPage, LogPage, Reader
 from holdfast.stores.foundationdb import entries
-from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.entries import LogEntry, to_offset, to_position
 from holdfast.stores.foundationdb.keyspace import STAMP_BYTES, pack, span, unpack
 from holdfast.stores.foundationdb.transactions import Transactions
@@ -81,7 +80,7 @@ async def _entries(work: Work, tenant: str | None, position: bytes, wanted: int)
         prefix = work.keys.log_of(tenant)
         rows = await _from(work, prefix, position, count)
         places = [key[len(prefix) :] for key, _ in rows]
-        values = await together(*(work.tr.get(work.keys.log_at(place), snapshot=True) for place in places))
+        values = await work.tr.get_all([work.keys.log_at(place) for place in places], snapshot=True)
         found = [(place, value) for place, value in zip(places, values, strict=True) if value is not None]
     located = [(place, entries.unpack_entry(value, entries.number_in(place))) for place, value in found]
     return located, len(rows) >= count

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from holdfast.core.trimming import Excess, excess
 from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS
 from holdfast.stores.foundationdb import entries
-from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.database import FdbTransaction
 from holdfast.stores.foundationdb.entries import LogEntry
 from holdfast.stores.foundationdb.keyspace import ACTIVITY_PARTS, STAMP_BYTES, after, span, unpack
@@ -68,7 +67,7 @@ async def _change(transactions: Transactions, step: Callable[[_Pass], Awaitable[
 async def _surplus(work: Work) -> dict[str, Excess]:
     """The tenants with more events than their share."""
     keys, tr = work.keys, work.tr
-    made = await together(*(tr.get(keys.activity_part(part), snapshot=True) for part in range(ACTIVITY_PARTS)))
+    made = await tr.get_all([keys.activity_part(part) for part in range(ACTIVITY_PARTS)], snapshot=True)
     gone = number(await tr.get(keys.meta_of("gone"), snapshot=True))
     if sum(map(number, made)) - gone <= work.rules.keep_events:
         return {}

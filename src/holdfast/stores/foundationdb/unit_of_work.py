@@ -101,6 +101,8 @@ class Work:
         self._stored_bindings: dict[Scope, Binding | None] = {}
         self._events: list[Event] = []
         self._counts: Counter[bytes] = Counter()
+        self._buckets: set[bytes] = set()
+        """Where retentions end of jobs that have ended."""
         self._wrote = False
 
     # Jobs -------------------------------------------------------------------------------------------------------------
@@ -108,18 +110,16 @@ class Work:
     async def load(self, keys: Iterable[JobKey], *, snapshot: bool = False) -> None:
         """Read jobs that were not read yet. Without `snapshot`, a change of one meanwhile is a conflict."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._records]
-        found = await together(*(self._read(key, snapshot=snapshot) for key in missing))
-        self._records.update(zip(missing, found, strict=True))
+        found = await self.tr.get_all([self.keys.job(key) for key in missing], snapshot=snapshot)
+        for key, raw in zip(missing, found, strict=True):
+            self._records[key] = StoredJob(key) if raw is None else await self._unpack(key, raw)
 
-    async def _read(self, key: JobKey, *, snapshot: bool) -> StoredJob:
-        place = self.keys.job(key)
-        raw = await self.tr.get(place, snapshot=snapshot)
-        if raw is None:
-            return StoredJob(key)
+    async def _unpack(self, key: JobKey, raw: bytes) -> StoredJob:
         pieces = raw[0]
         raw = raw[1:]
         if pieces:
-            raw += b"".join(value for _, value in await self.tr.get_range(*span(place), snapshot=True))
+            rest = await self.tr.get_range(*span(self.keys.job(key)), snapshot=True)
+            raw += b"".join(value for _, value in rest)
         job, apart = records.unpack_job(key, raw)
         return StoredJob(
             key, job, apart, apart is not None, pieces, stored=True,
@@ -183,7 +183,7 @@ class Work:
     async def load_bindings(self, scopes: Iterable[Scope]) -> None:
         """Read which jobs hold these keys."""
         missing = [scope for scope in dict.fromkeys(scopes) if scope not in self._bindings]
-        found = await together(*(self.tr.get(self.keys.key(*scope)) for scope in missing))
+        found = await self.tr.get_all([self.keys.key(*scope) for scope in missing])
         for scope, raw in zip(missing, found, strict=True):
             binding = None if raw is None else records.unpack_binding(raw)
             self._bindings[scope] = self._stored_bindings[scope] = binding
@@ -277,6 +277,8 @@ class Work:
                     lane = (job.tenant, job.queue)
                     due[lane] = min(job.visible_at, due.get(lane, job.visible_at))
         await together(*(lanes.point(self, *lane, visible_at) for lane, visible_at in due.items()))
+        for bucket in self._buckets:
+            self.tr.set(bucket, b"")
         self._write_bindings()
         self._write_log()
         for key, by in self._counts.items():
@@ -315,7 +317,7 @@ class Work:
             tr.clear(place)
         self._write_payload(record)
         if job is not None and job.state in TERMINAL:
-            tr.set(keys.retention_bucket(job.tenant, job.queue, job.expires_at or 0), b"")
+            self._buckets.add(keys.retention_bucket(job.tenant, job.queue, job.expires_at or 0))
         record.indexes, record.counts = indexes, counts
         record.pieces, record.stored = max(0, len(pieces) - 1), bool(pieces)
 

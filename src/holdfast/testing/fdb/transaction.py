@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator, Iterator
+from collections.abc import Awaitable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.database import (
     ACCESSED_UNREADABLE,
     KEY_OUTSIDE_LEGAL_RANGE,
@@ -131,6 +132,9 @@ class SimulatedTransaction(Writing):
         with self._noting_errors():
             version = None if self._writes.settle(key) else await self._enter()
             return self._get(key, version, snapshot=snapshot)
+
+    async def get_all(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
+        return await together(*(self.get(key, snapshot=snapshot) for key in keys))
 
     def _get(self, key: bytes, version: int | None, *, snapshot: bool) -> bytes | None:
         """Read a key. Without a version: one that the transaction's own writes settle."""

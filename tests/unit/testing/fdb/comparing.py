@@ -27,6 +27,7 @@ def a_mixed_step(rng: random.Random) -> Step:
         # Under keys of their own: what an atomic operation makes of a version differs.
         ("set_versionstamped_value", b"s" + key[:2], bytes(14)),
         ("get", b"s" + key[:2]),
+        ("get_all", (key, other, b"s" + key[:2], b"none")),
         ("clear", b"s" + key[:2]),
         ("get_range", b"k06", b"t", rng.choice((0, 1, 4)), rng.random() < 0.5),
         ("get_range", b"l", b"m", rng.choice((0, 1, 2)), rng.random() < 0.5),
@@ -103,8 +104,8 @@ class Side:
 
     def _named(self, answer: Any) -> Any:
         """The answer with the versionstamps by their order."""
-        if isinstance(answer, list):
-            return [tuple(map(self._named, pair)) for pair in answer]
+        if isinstance(answer, list | tuple):
+            return [*map(self._named, answer)]
         if isinstance(answer, bytes):
             for stamp, name in self.stamps.items():
                 answer = answer.replace(stamp, name)

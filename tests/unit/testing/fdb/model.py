@@ -88,8 +88,8 @@ def a_step(rng: random.Random, keys: int = 12) -> Step:
 async def do(transaction: Any, step: Step, *, snapshot: bool = False) -> Any:
     """Do a step in a transaction."""
     name, *arguments = step
-    if name == "get":
-        return await transaction.get(*arguments, snapshot=snapshot)
+    if name in {"get", "get_all"}:
+        return await getattr(transaction, name)(*arguments, snapshot=snapshot)
     if name == "get_range":
         begin, end, limit, reverse = arguments
         return await transaction.get_range(begin, end, limit=limit, reverse=reverse, snapshot=snapshot)
