@@ -51,6 +51,16 @@ async def test_a_lease_ends_in_time_although_no_process_looked(cluster, machine)
     assert len((await store.reap(10, 0.0)).jobs) == 1
 
 
+async def test_the_clock_of_a_store_made_on_an_idle_cluster_is_not_ahead(cluster, machine):
+    """The first version that is read lags, and the next commit would jump."""
+    database = cluster(frozen=True)
+    database.advance(IDLE_MS / 1000 - 0.1)
+    machine.advance(IDLE_MS - 100)
+    store = await database.handle()
+    await store._transactions.tick()
+    assert abs(await store.now() - machine.wall) < CLOSE_MS
+
+
 async def test_a_job_on_an_idle_cluster_is_claimed_when_it_is_due(cluster, machine):
     """Its read version is up to two seconds old: a claim commits something to learn the time."""
     database = cluster(frozen=True)

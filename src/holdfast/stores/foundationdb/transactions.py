@@ -233,13 +233,16 @@ class Transactions:
         transaction = self.database.transaction()
         while True:
             try:
-                await self._create(transaction, frozen=frozen)
+                created = await self._create(transaction, frozen=frozen)
                 await transaction.commit()
-                return
+                if created:
+                    return
+                transaction.reset()
             except FdbError as error:
                 await self._again(transaction, error)
 
-    async def _create(self, transaction: FdbTransaction, *, frozen: bool) -> None:
+    async def _create(self, transaction: FdbTransaction, *, frozen: bool) -> bool:
+        """One step. Returns whether it was the last one."""
         keys = self.keys
         made, raw, version, first = await together(
             transaction.get(keys.meta_of("format")),
@@ -251,11 +254,15 @@ class Transactions:
             raise StoreMismatch("there are other keys under this prefix; choose another one (prefix=)")
         if made is not None and number(made) != FORMAT:
             raise StoreMismatch(f"the data has format {number(made)}, this version of Holdfast has {FORMAT}")
-        if raw is None:
+        if made is None:
+            # Commit this first: the versions of an idle cluster lag, and a clock set by such a version would be ahead.
             transaction.set(keys.meta_of("format"), FORMAT.to_bytes(8, "little"))
+            return False
+        if raw is None:
             self.set_anchor(transaction, clock.first_anchor(version, frozen=frozen))
         elif clock.decode(raw).frozen != frozen:
             raise StoreMismatch(f"the store was made {'without' if frozen else 'with'} test_clock=frozen")
+        return True
 
     async def erase(self) -> None:
         """Remove everything under the prefix."""
