@@ -99,24 +99,14 @@ class ClusterTransaction:
     async def get_range(
         self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
     ) -> list[tuple[bytes, bytes]]:
-        # Chunk by chunk: to_list() would wait for each chunk in this thread.
+        return await _Scan(self._tr.snapshot if snapshot else self._tr, begin, end, limit, reverse).rows()
+
+    async def get_ranges(
+        self, ranges: Sequence[tuple[bytes, bytes]], *, limit: int = 0, snapshot: bool = False
+    ) -> list[list[tuple[bytes, bytes]]]:
         source = self._tr.snapshot if snapshot else self._tr
-        first, last = fdb.KeySelector.first_greater_or_equal(begin), fdb.KeySelector.first_greater_or_equal(end)
-        found: list[tuple[bytes, bytes]] = []
-        iteration = 1
-        while True:
-            left = limit - len(found) if limit else 0
-            # (begin, end, limit, mode, iteration, reverse) of FDBTransaction._get_range.
-            future = source._get_range(first, last, left, fdb.StreamingMode.want_all, iteration, reverse)  # noqa: SLF001
-            rows, count, more = await _done(future)
-            found += [(row.key, row.value) for row in rows]
-            if not more or not count or (limit and len(found) >= limit):
-                return found
-            iteration += 1
-            if reverse:
-                last = fdb.KeySelector.first_greater_or_equal(found[-1][0])
-            else:
-                first = fdb.KeySelector.first_greater_than(found[-1][0])
+        scans = [_Scan(source, begin, end, limit, False) for begin, end in ranges]
+        return [await scan.rows() for scan in scans]
 
     async def get_read_version(self) -> int:
         return await _done(self._tr.get_read_version())
@@ -198,6 +188,40 @@ class ClusterTransaction:
 
     def set_size_limit(self, size: int) -> None:
         self._tr.options.set_size_limit(size)
+
+
+class _Scan:
+    """A read of a range, chunk by chunk: to_list() of the binding would wait for each chunk in this thread."""
+
+    def __init__(self, source: Any, begin: bytes, end: bytes, limit: int, reverse: bool) -> None:  # noqa: FBT001 - as given
+        self._source = source
+        self._first, self._last = map(fdb.KeySelector.first_greater_or_equal, (begin, end))
+        self._limit = limit
+        self._reverse = reverse
+        self._found: list[tuple[bytes, bytes]] = []
+        self._iteration = 0
+        self._chunk = self._start()
+
+    def _start(self) -> Any:
+        self._iteration += 1
+        left = self._limit - len(self._found) if self._limit else 0
+        # (begin, end, limit, mode, iteration, reverse) of FDBTransaction._get_range.
+        options = left, fdb.StreamingMode.want_all, self._iteration, self._reverse
+        return self._source._get_range(self._first, self._last, *options)  # noqa: SLF001
+
+    async def rows(self) -> list[tuple[bytes, bytes]]:
+        """Wait for all of them."""
+        found = self._found
+        while True:
+            rows, count, more = await _done(self._chunk)
+            found += [(row.key, row.value) for row in rows]
+            if not more or not count or (self._limit and len(found) >= self._limit):
+                return found
+            if self._reverse:
+                self._last = fdb.KeySelector.first_greater_or_equal(found[-1][0])
+            else:
+                self._first = fdb.KeySelector.first_greater_than(found[-1][0])
+            self._chunk = self._start()
 
 
 async def _done(future: Any) -> Any:

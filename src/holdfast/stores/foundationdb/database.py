@@ -120,6 +120,12 @@ class FdbTransaction(Protocol):
         """
         ...
 
+    async def get_ranges(
+        self, ranges: Sequence[tuple[bytes, bytes]], *, limit: int = 0, snapshot: bool = False
+    ) -> list[list[tuple[bytes, bytes]]]:
+        """Get several ranges at once, at most `limit` pairs of each."""
+        ...
+
     async def get_read_version(self) -> int: ...
 
     async def get_approximate_size(self) -> int:

@@ -14,6 +14,7 @@ transactions that add jobs never conflict.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -102,14 +103,22 @@ class LaneJobs:
             self._checked = True
         if self.paused:
             self.is_read = True
-        while not self.is_read and len(self._found) < count + skip:
+        while self.lacks(count + skip):
             await self._read(min(READ, count + skip - len(self._found)))
         if skip and self._found:
             at = skip % len(self._found)
             self._found = self._found[at:] + self._found[:at]
 
     async def _read(self, count: int) -> None:
-        rows = await self._work.tr.get_range(self._begin, self._end, limit=count, snapshot=True)
+        self.add(await self._work.tr.get_range(*self.ahead, limit=count, snapshot=True), count)
+
+    @property
+    def ahead(self) -> tuple[bytes, bytes]:
+        """The keys to read next."""
+        return self._begin, self._end
+
+    def add(self, rows: list[tuple[bytes, bytes]], count: int) -> None:
+        """Add jobs that were read, up to `count` of those ahead."""
         for key, value in rows:
             rank, visible_at, seq, id_ = unpack(key, len(self._prefix))
             if visible_at > self._work.now:
@@ -125,6 +134,10 @@ class LaneJobs:
         """How many visible jobs were read and not taken."""
         return len(self._found)
 
+    def lacks(self, count: int) -> bool:
+        """Whether more must be read for `count` jobs at hand."""
+        return not self.is_read and len(self._found) < count
+
     def take(self) -> Waiting:
         """The next of the jobs at hand."""
         return self._found.pop(0)
@@ -133,6 +146,20 @@ class LaneJobs:
         """Whether there is a visible job that was not taken."""
         await self.fetch(1)
         return bool(self._found)
+
+
+async def read_lanes(work: Work, tenants: Sequence[str], queue: str, count: int, skip: int) -> list[LaneJobs]:
+    """The lanes of these tenants, after a `fetch` of each."""
+    # A pause meanwhile is a conflict: see LaneJobs.fetch.
+    pauses = await work.tr.get_all([work.keys.lane_paused(tenant, queue) for tenant in tenants])
+    lanes = [LaneJobs(work, one, queue, paused=pause is not None) for one, pause in zip(tenants, pauses, strict=True)]
+    going = [lane for lane in lanes if not lane.paused]
+    most = min(READ, count + skip)
+    found = await work.tr.get_ranges([lane.ahead for lane in going], limit=most, snapshot=True)
+    for lane, rows in zip(going, found, strict=True):
+        lane.add(rows, most)
+    await together(*(lane.fetch(count, skip=skip) for lane in lanes if skip or lane.lacks(count)))
+    return lanes
 
 
 async def heads(work: Work, tenant: str, queue: str, *, snapshot: bool) -> list[tuple[int, int]]:

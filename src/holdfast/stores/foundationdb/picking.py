@@ -14,7 +14,7 @@ from holdfast.core import fairness
 from holdfast.core.job import ClaimRequest
 from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.keyspace import STAMP_BYTES, after, span
-from holdfast.stores.foundationdb.lanes import LaneJobs, Waiting
+from holdfast.stores.foundationdb.lanes import LaneJobs, Waiting, read_lanes
 from holdfast.stores.foundationdb.settings import cost
 from holdfast.stores.foundationdb.turns import KnownLane, KnownTurns
 from holdfast.stores.foundationdb.unit_of_work import Work
@@ -102,9 +102,9 @@ class TurnsPicker:
         """Read jobs of lanes that were not read yet. The claim's share is dealt among this number."""
         new = [tenant for tenant in tenants if tenant not in self._lanes]
         count = max(1, math.ceil(self._share / max(1, among)))
-        for tenant in new:
-            self._lanes[tenant] = LaneJobs(self._work, tenant, self._queue)
-        await together(*(self._lanes[tenant].fetch(count, skip=self._skip) for tenant in new))
+        if new:
+            lanes = await read_lanes(self._work, new, self._queue, count, self._skip)
+            self._lanes.update(zip(new, lanes, strict=True))
 
     async def _minimum(self) -> int:
         """The virtual time of the first lane that has work. Those before it leave the turns."""
@@ -137,10 +137,9 @@ class TurnsPicker:
                 self._resting.add(tenant)
                 continue
             self._floor = max(self._floor, time)
-            of_queue, of_tenant = await together(
-                self._work.setting(tenant, self._queue), self._work.setting(tenant, "")
-            )
-            self._times[tenant] = time + cost(of_queue, of_tenant)
+            # One after the other: they are nearly always cached, and tasks cost more.
+            of_queue = await self._work.setting(tenant, self._queue)
+            self._times[tenant] = time + cost(of_queue, await self._work.setting(tenant, ""))
             heappush(self._heap, (self._times[tenant], tenant))
             return lane.take()
         return None

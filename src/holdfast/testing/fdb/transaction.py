@@ -150,6 +150,11 @@ class SimulatedTransaction(Writing):
             self._note_read_key(key)
         return entry.value(value) if entry else value
 
+    async def get_ranges(
+        self, ranges: Sequence[tuple[bytes, bytes]], *, limit: int = 0, snapshot: bool = False
+    ) -> list[list[tuple[bytes, bytes]]]:
+        return await together(*(self.get_range(*one, limit=limit, snapshot=snapshot) for one in ranges))
+
     async def get_range(
         self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
     ) -> list[tuple[bytes, bytes]]:

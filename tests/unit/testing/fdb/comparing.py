@@ -28,6 +28,7 @@ def a_mixed_step(rng: random.Random) -> Step:
         ("set_versionstamped_value", b"s" + key[:2], bytes(14)),
         ("get", b"s" + key[:2]),
         ("get_all", (key, other, b"s" + key[:2], b"none")),
+        ("get_ranges", ((begin, end), (b"s", b"t"), (b"n", b"o")), rng.choice((0, 1, 2))),
         ("clear", b"s" + key[:2]),
         ("get_range", b"k06", b"t", rng.choice((0, 1, 4)), rng.random() < 0.5),
         ("get_range", b"l", b"m", rng.choice((0, 1, 2)), rng.random() < 0.5),

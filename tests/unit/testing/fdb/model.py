@@ -90,6 +90,8 @@ async def do(transaction: Any, step: Step, *, snapshot: bool = False) -> Any:
     name, *arguments = step
     if name in {"get", "get_all"}:
         return await getattr(transaction, name)(*arguments, snapshot=snapshot)
+    if name == "get_ranges":
+        return await transaction.get_ranges(arguments[0], limit=arguments[1], snapshot=snapshot)
     if name == "get_range":
         begin, end, limit, reverse = arguments
         return await transaction.get_range(begin, end, limit=limit, reverse=reverse, snapshot=snapshot)
