@@ -115,7 +115,7 @@ async def reads_of_a_claim(store, request):
 
     def counted():
         transaction = make()
-        for name in ("get", "get_all", "get_range"):
+        for name in ("get", "get_range"):
             read = getattr(transaction, name)
 
             def stand_in(*args, read=read, **options):
