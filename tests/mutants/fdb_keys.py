@@ -125,7 +125,7 @@ def tokens_do_not_grow(bug: Bug) -> None:
         found: list[int] = list(await original(*args))
         return found[:1] * len(found)
 
-    bug.around(bug.fdb("numbers").Tokens, "take", take)
+    bug.around(bug.fdb("numbers").LeaseTokens, "take", take)
 
 
 @mutant("LEASE-5", "CLAIM-1", stores=FDB)
@@ -147,7 +147,7 @@ def a_handle_goes_on_with_its_block(bug: Bug) -> None:
         found: range = await original(tokens, count, 0)
         return found
 
-    bug.around(bug.fdb("numbers").Tokens, "take", take)
+    bug.around(bug.fdb("numbers").LeaseTokens, "take", take)
 
 
 @mutant("LEASE-5", stores=FDB)

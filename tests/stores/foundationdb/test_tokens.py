@@ -105,7 +105,7 @@ async def test_a_block_with_an_unknown_outcome_is_left(cluster, applied):
     tokens = []
     for code in (COMMIT_UNKNOWN_RESULT, CLUSTER_VERSION_CHANGED):
         for store in (one, two):
-            store._transactions.tokens = numbers.Tokens(store._transactions.take_block)
+            store._transactions.tokens = numbers.LeaseTokens(store._transactions.take_block)
             database.fail_commit(code, applied=applied)
             tokens.append(await lease_one(store))
     assert len(set(tokens)) == 4

@@ -24,7 +24,7 @@ from holdfast.stores.foundationdb.awaiting import together
 from holdfast.stores.foundationdb.clock import LAG_MS
 from holdfast.stores.foundationdb.keyspace import pack, span
 from holdfast.stores.foundationdb.lanes import Waiting
-from holdfast.stores.foundationdb.numbers import Tokens
+from holdfast.stores.foundationdb.numbers import LeaseTokens
 from holdfast.stores.foundationdb.picking import LanePicker, Picker, TurnsPicker, pick, read_pointers
 from holdfast.stores.foundationdb.transactions import TooMuch, Transactions
 from holdfast.stores.foundationdb.turns import KnownTurns
@@ -199,7 +199,7 @@ class _Attempt:
     """One claim, as far as it goes without repairs."""
 
     def __init__(
-        self, request: ClaimRequest, tokens: Tokens, turns: dict[str, KnownTurns], crowd: float, *, repairs: bool
+        self, request: ClaimRequest, tokens: LeaseTokens, turns: dict[str, KnownTurns], crowd: float, *, repairs: bool
     ) -> None:
         self.request = request
         self.crowd = crowd

@@ -18,7 +18,7 @@ STEP = 8
 _DIGIT = randrange(STEP)  # noqa: S311 - no secret
 """The last digit of this process."""
 BLOCK = 10_000
-MOST_BY_VERSION = 1 << 52
+MAX_BY_VERSION = 1 << 52
 """Versions come so far in 17 years. From then on blocks follow the counter alone, so that they stay below 2^53."""
 
 _lock = threading.Lock()
@@ -39,11 +39,11 @@ def block(counter: int, version: int, count: int, above: int) -> range:
     It begins at the counter, or further on at the version: so a counter that went back, because a backup was restored,
     gives no token a second time.
     """
-    first = max(counter, min(version * STEP, MOST_BY_VERSION), above + 1)
+    first = max(counter, min(version * STEP, MAX_BY_VERSION), above + 1)
     return range(first, first + max(count, BLOCK))
 
 
-class Tokens:
+class LeaseTokens:
     """The lease tokens of one handle."""
 
     def __init__(self, take_block: Callable[[int, int], Awaitable[range]]) -> None:

@@ -63,7 +63,7 @@ class Transactions:
         self.database = database
         self.keys = keys
         self.witness = Witness()
-        self.tokens = numbers.Tokens(self.take_block)
+        self.tokens = numbers.LeaseTokens(self.take_block)
         self.settings = SettingsCache()
         self.conflicts = 0
         """How many commits had a conflict, and ran again."""
