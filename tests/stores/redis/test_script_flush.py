@@ -7,6 +7,7 @@ Invariants verified:
 
 import asyncio
 import contextlib
+from datetime import timedelta
 
 import pytest
 
@@ -53,10 +54,12 @@ async def test_a_script_flush_does_not_affect_producers_workers_and_cancels(valk
         return n
 
     async def produce(queue, start):
-        return [await queue.enqueue(work.message(n), id=f"{n}") for n in range(start, start + 100)]
+        # Every twentieth waits, so that its cancel wins; other cancels race with the worker.
+        delays = [timedelta(days=1) if n % 20 == 0 else None for n in range(100)]
+        return [await queue.enqueue(work.message(n), id=f"{n}", delay=delay) for n, delay in enumerate(delays, start)]
 
     async def cancel(queue, start):
-        return [str(await queue.cancel(f"{n}")) for n in range(start, start + 100, 10)]
+        return [(await queue.cancel(f"{n}")).status for n in range(start, start + 100, 10)]
 
     async with flushing(valkey) as flushed, Queue(url, tenant="acme") as queue, Queue(url, tenant="acme") as other:
         worker = Worker(queue, jobs=[work], concurrency=10)
@@ -82,7 +85,7 @@ async def test_a_script_flush_does_not_affect_producers_workers_and_cancels(valk
     assert completed <= set(ran)
     assert len(ran) == len(set(ran)), "a job ran twice"
     assert [r for r in results if isinstance(r, int)] == sorted(completed)
-    assert sum(a == "canceled" for part in answers for a in part) == len(canceled)
+    assert sum(a == "canceled" for part in answers for a in part) == len(canceled) >= 30
 
 
 async def test_batches_over_many_shards_are_done_once(valkey, prefix):
