@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ from rich.table import Table
 import holdfast
 from bench import load
 from bench.load import Connection, Form
-from bench.measure import Figures
+from bench.measure import Figures, ratio
 from bench.peer import running
 from bench.served import SCOPES, wait_for
 from holdfast.service.settings import TokenSettings
@@ -32,7 +30,6 @@ from holdfast.testing.processes import free_port
 SINGLES, BATCHES, BATCH = 200, 10, 100
 ALL = "all of a round"
 NOW, BEFORE = "now", "before"
-RESAMPLED = 4_000
 JOB = {"queue": "q", "type": "noop", "payload": {"user": 17, "name": "a name", "of": [1, 2, 3]}, "result_ttl_s": 0.001}
 
 
@@ -52,20 +49,12 @@ def measure(console: Console, before: Path, rounds: int) -> dict[str, Any]:
         table.add_column(column, justify="right" if column else "left")
     ratios = {}
     for kind in (*KINDS, ALL):
-        ratio, low, high = _ratio(figures.values(kind, NOW), figures.values(kind, BEFORE))
-        ratios[kind] = [ratio, low, high]
+        middle, low, high = ratio(figures.values(kind, NOW), figures.values(kind, BEFORE))
+        ratios[kind] = [middle, low, high]
         shown = (f"{figures.median(kind, subject):.0f}" for subject in (BEFORE, NOW))
-        table.add_row(kind, *shown, f"{ratio:.3f}", f"{low:.3f} to {high:.3f}")
+        table.add_row(kind, *shown, f"{middle:.3f}", f"{low:.3f} to {high:.3f}")
     console.print(table)
     return {"ratios": ratios, "figures": figures.as_dict()}
-
-
-def _ratio(new: list[float], old: list[float]) -> tuple[float, float, float]:
-    """The median of the rounds' ratios, and the interval that 95 % of resampled medians are in."""
-    ratios = [one / other for one, other in zip(new, old, strict=True)]
-    chance = random.Random(1)
-    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLED))
-    return statistics.median(ratios), medians[RESAMPLED // 40], medians[-RESAMPLED // 40]
 
 
 class _Service:

@@ -6,6 +6,7 @@ has just started, each page is asked for once, and then again: milliseconds unti
 **open**: a drain of `--drain` jobs by one worker, with `--pages` open pages and without any, in turns. The pages are
 clients that hold the event stream of a page and fetch what changed. The cost is the processor time of the dashboard's
 process, of that of the worker and the server; and how much more all of them together took than without pages.
+PostgreSQL does not vacuum meanwhile: when it does is chance, and it costs more than the pages.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from rich.table import Table
 from bench import postgres, valkey
 from bench.disk import Folder
 from bench.jobs import noop
-from bench.measure import cpu_of
+from bench.measure import cpu_of, ratio
 from bench.peer import running
 from bench.served import wait_for
 from holdfast import Flow, Queue
@@ -88,7 +90,7 @@ class Disk(contextlib.AbstractContextManager["Disk"]):
         self._folder.empty()
 
 
-STORES: dict[str, Any] = {"file": Disk, "valkey": valkey.Server, "postgres": postgres.Server}
+STORES: dict[str, Any] = {"file": Disk, "valkey": valkey.Server, "postgres": partial(postgres.Server, autovacuum="off")}
 
 
 @contextlib.contextmanager
@@ -297,9 +299,9 @@ def show_open(console: Console, name: str, found: dict[str, list[dict[str, float
             f"{share:.1%}", f"{middle['fetched']:,.0f}",
         )  # fmt: skip
     console.print(table)
-    pairs = zip(found["with"], found["without"], strict=True)
-    more = [(a["dashboard"] + a["drain"]) / (b["dashboard"] + b["drain"]) - 1 for a, b in pairs]
-    console.print(f"All of it together took {statistics.median(more):+.1%} ({min(more):+.1%} to {max(more):+.1%})")
+    whole = {which: [one["dashboard"] + one["drain"] for one in rounds] for which, rounds in found.items()}
+    more, low, high = (one - 1 for one in ratio(whole["with"], whole["without"]))
+    console.print(f"All of it together took {more:+.1%} (95 %: {low:+.1%} to {high:+.1%})")
 
 
 async def main() -> None:

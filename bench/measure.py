@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ RECOVERED = "ms to recover 10,000 expired leases"
 SMALL = "small tenants beside a big one"
 NAPS = 2_000
 CROWD = 50
+RESAMPLED = 4_000
 EVERY = 0.02
 """NAPS jobs of 10 ms of the big tenant, then CROWD jobs of the small ones, one every EVERY seconds."""
 
@@ -108,3 +110,11 @@ def cpu_of(pid: int, *, ended_children: bool = False) -> float:
     except OSError:
         return float("nan")
     return sum(map(int, fields[11 : 15 if ended_children else 13])) / os.sysconf("SC_CLK_TCK")
+
+
+def ratio(new: list[float], old: list[float]) -> tuple[float, float, float]:
+    """The median of the rounds' ratios, and the interval that 95 % of resampled medians are in."""
+    ratios = [one / other for one, other in zip(new, old, strict=True)]
+    chance = random.Random(1)
+    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLED))
+    return statistics.median(ratios), medians[RESAMPLED // 40], medians[-RESAMPLED // 40]

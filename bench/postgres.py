@@ -18,12 +18,12 @@ HERE = Path(__file__).parent / "out"
 class Server:
     """The running server: its URL, a client to look at it, and what it used."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: str | int) -> None:
         # Beside the code and not in /tmp, which is memory on many machines: fsync must mean something.
         HERE.mkdir(exist_ok=True)
         self._home = tempfile.TemporaryDirectory(prefix="postgres-", dir=HERE)
         Path(self._home.name).chmod(0o755)  # As root, the server is another user.
-        self._server = PostgresServer(directory=Path(self._home.name) / "server")
+        self._server = PostgresServer(directory=Path(self._home.name) / "server", **settings)
         self._client: psycopg.Connection | None = None
         self._databases = 0
         self.url = ""
