@@ -5,8 +5,9 @@ has just started, each page is asked for once, and then again: milliseconds unti
 
 **open**: a drain of `--drain` jobs by one worker, with `--pages` open pages and without any, in turns. The pages are
 clients that hold the event stream of a page and fetch what changed. The cost is the processor time of the dashboard's
-process, of that of the worker and the server; and how much more all of them together took than without pages.
-PostgreSQL does not vacuum meanwhile: when it does is chance, and it costs more than the pages.
+process, and on PostgreSQL of the processes that serve its connections, of that of the worker and the server; and how
+much more all of them together took than without pages. PostgreSQL does not vacuum meanwhile: when it does is chance,
+and it costs more than the pages.
 """
 
 from __future__ import annotations
@@ -257,7 +258,7 @@ async def measure_open(place: Any, pages: int, jobs: int) -> dict[str, float]:
         async with contextlib.AsyncExitStack() as stack:
             seen = await stack.enter_async_context(looking(base, pages)) if pages else [0]
             await asyncio.sleep(SETTLE_S)  # The first views are not the drain's.
-            before, server, seen[0] = cpu_of(pid), place.cpu(), 0
+            before, server, serving, seen[0] = cpu_of(pid), place.cpu(), cpu_for_pages(place), 0
             command = [sys.executable, "-m", "bench.worker", place.url, "--until", str(jobs + 1)]
             command += ["--concurrency", str(CONCURRENCY)]
             worker = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
@@ -267,9 +268,15 @@ async def measure_open(place: Any, pages: int, jobs: int) -> dict[str, float]:
             return {
                 "seconds": tally["ended"] - tally["begun"],
                 "dashboard": cpu_of(pid) - before,
+                "reads": cpu_for_pages(place) - serving,
                 "drain": tally["cpu_seconds"] + place.cpu() - server,
                 "fetched": seen[0],
             }
+
+
+def cpu_for_pages(place: Any) -> float:
+    """What the server has used for the dashboard, while there is no worker: 0 where that cannot be told."""
+    return place.cpu_for_others() if isinstance(place, postgres.Server) else 0.0
 
 
 async def compare_open(
@@ -289,14 +296,22 @@ def show_open(console: Console, name: str, found: dict[str, list[dict[str, float
     table = Table(
         title=f"{name}: a drain of {jobs:,} jobs, with {pages} open pages and without any", title_justify="left"
     )
-    for column in ("", "jobs a second", "drain, s of processor", "dashboard, s", "dashboard of the drain", "fetched"):
+    for column in (
+        "",
+        "jobs a second",
+        "drain, s of processor",
+        "dashboard, s",
+        "server for it, s",
+        "both of the drain",
+        "fetched",
+    ):
         table.add_column(column, justify="right" if column else "left")
     for which, rounds in found.items():
         middle = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-        share = statistics.median(one["dashboard"] / one["drain"] for one in rounds)
+        share = statistics.median((one["dashboard"] + one["reads"]) / one["drain"] for one in rounds)
         table.add_row(
             which, f"{jobs / middle['seconds']:,.0f}", f"{middle['drain']:.2f}", f"{middle['dashboard']:.2f}",
-            f"{share:.1%}", f"{middle['fetched']:,.0f}",
+            f"{middle['reads']:.2f}", f"{share:.1%}", f"{middle['fetched']:,.0f}",
         )  # fmt: skip
     console.print(table)
     whole = {which: [one["dashboard"] + one["drain"] for one in rounds] for which, rounds in found.items()}

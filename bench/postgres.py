@@ -63,6 +63,11 @@ class Server:
             used = cpu_of(pid, ended_children=True) + sum(map(cpu_of, living))
         return used
 
+    def cpu_for_others(self) -> float:
+        """Seconds of processor time of its processes that serve a connection now, other than ours."""
+        ours = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        return sum(cpu_of(pid) for (pid,) in self.client.execute(ours))
+
     def memory(self) -> int:
         """Bytes on the disk."""
         return self.ask("SELECT pg_database_size(current_database())")
