@@ -275,7 +275,7 @@ async def measure_open(place: Any, pages: int, jobs: int) -> dict[str, float]:
 
 
 def cpu_for_pages(place: Any) -> float:
-    """What the server has used for the dashboard, while there is no worker: 0 where that cannot be told."""
+    """What the server has used for the dashboard, while there is no worker. Only PostgreSQL shows it; else 0."""
     return place.cpu_for_others() if isinstance(place, postgres.Server) else 0.0
 
 
