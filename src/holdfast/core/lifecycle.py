@@ -72,7 +72,7 @@ def shown(job: Job, now: int) -> JobState:
 
 
 def stored(states: frozenset[JobState]) -> frozenset[JobState]:
-    """The states of records that can be shown in one of these states."""
+    """The stored states of jobs that are shown in one of these. A scheduled job that is due is shown as ready."""
     return states | {SCHEDULED, RETRYING} if READY in states else states
 
 

@@ -149,7 +149,7 @@ class LaneJobs:
 
 
 async def read_lanes(work: Work, tenants: Sequence[str], queue: str, count: int, skip: int) -> list[LaneJobs]:
-    """The lanes of these tenants, after a `fetch` of each."""
+    """The lanes of these tenants, each with up to `count` jobs at hand. All are read together."""
     # A pause meanwhile is a conflict: see LaneJobs.fetch.
     pauses = await work.tr.get_all([work.keys.lane_paused(tenant, queue) for tenant in tenants])
     lanes = [LaneJobs(work, one, queue, paused=pause is not None) for one, pause in zip(tenants, pauses, strict=True)]

@@ -104,7 +104,7 @@ async def _page(
 
 
 def _rows_for(left: int, rows: int, found: int) -> int:
-    """How many rows to read for `left` more events, after `rows` rows with `found`: a row has one or a thousand."""
+    """How many rows to read for `left` more events, if `rows` rows had `found` events: a row has one or a thousand."""
     return max(1, min(MAX_ROWS, left * rows // max(1, found)))
 
 
